@@ -1,0 +1,1 @@
+"""Benchmarks, and the training of the bundled tiny model."""

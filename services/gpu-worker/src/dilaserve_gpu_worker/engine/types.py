@@ -1,0 +1,66 @@
+"""What goes into the engine and what comes out: the contract between engine and service.
+
+The engine knows no bus, no store, no tokenizer and no clock but a duration counter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dilaserve.messages import ConfidenceStats, FinishReason, StepKind
+from dilaserve.store.records import DecodingSpec
+
+
+@dataclass(slots=True)
+class Credit:
+    """How far a request may go by itself, and at which threshold (see messages.StepItem)."""
+
+    threshold: float
+    until_block: int
+    until_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """A request as it is handed to the engine; a fresh one has step 0 and an all-masked canvas."""
+
+    request_id: str
+    prompt: list[int]
+    spec: DecodingSpec
+    step: int
+    """Last committed step."""
+    canvas: list[int]
+    """Committed token per position, store.records.MASKED where masked."""
+    credit: Credit
+    quota: int | None = None
+    """Reference decoding: unmask exactly this many tokens a step instead of by threshold."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one step did to one request; already applied to the engine's own canvas."""
+
+    request_id: str
+    step: int
+    block: int
+    kind: StepKind
+    threshold: float
+    positions: list[int]
+    """Canvas positions unmasked, ascending, from 0 at the first output token."""
+    tokens: list[int]
+    confidences: list[float]
+    stats: ConfidenceStats
+    n_unmasked: int
+    n_block_masked: int
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOutput:
+    """One forward pass. A finished request stays held until `remove`, and is not run again."""
+
+    latency_s: float
+    n_tokens: int
+    n_rebuilds: int
+    """Rows that only rebuilt a KV cache in this pass; they have no StepOutput."""
+    steps: list[StepOutput] = field(default_factory=list)

@@ -1,0 +1,289 @@
+"""Every message that crosses a process boundary over NATS, as JSON (DESIGN section 4).
+
+One tagged union per direction, one encoder, one decoder per union. Unknown fields are skipped;
+an unknown tag raises `msgspec.ValidationError`, which receivers count, log and drop.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+CacheMode = Literal["none", "prefix", "dual"]
+StepKind = Literal["recompute", "cache"]
+FinishReason = Literal["stop", "length"]
+CommitOutcome = Literal["committed", "duplicate", "fenced", "gap", "terminal"]
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
+    """Base of all messages: frozen, keyword-only, tagged by `type`."""
+
+
+# --- gateway → scheduler (request-reply) ---------------------------------------------------------
+
+
+class Submit(Message, tag="submit"):
+    """Ask for admission of a request whose record is stored as `new`. Idempotent by request id."""
+
+    request_id: str
+    model_id: str
+    n_prompt: int
+    """Prompt length in tokens."""
+    n_output: int
+    """Canvas length in tokens."""
+    block_length: int
+    arrival_s: float
+    """Wall-clock arrival at the gateway, seconds since the epoch."""
+    slo_ms: int | None = None
+    priority: int = 0
+    min_confidence: float | None = None
+
+
+class Cancel(Message, tag="cancel"):
+    """The client left or a stop string was found; the record is marked by the gateway itself."""
+
+    request_id: str
+
+
+class StatusQuery(Message, tag="status_query"):
+    """Ask the scheduler what it knows of instances and requests."""
+
+
+class Admitted(Message, tag="admitted"):
+    """The request will be served."""
+
+    request_id: str
+    predicted_finish_s: float
+    """Predicted seconds from now to the last token."""
+    threshold: float
+    """The confidence threshold expected for its first step."""
+
+
+class Refused(Message, tag="refused"):
+    """The request will not be served now (`retry_after_s`) or ever (`retry_after_s` is None)."""
+
+    request_id: str
+    reason: str
+    code: Literal["overloaded", "no_instance", "never_fits", "unknown", "finished"]
+    retry_after_s: float | None = None
+
+
+class Cancelled(Message, tag="cancelled"):
+    """Answer to Cancel; `known` is False for a request that the scheduler does not hold."""
+
+    request_id: str
+    known: bool
+
+
+class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One instance as the scheduler sees it."""
+
+    info: InstanceInfo
+    state: Literal["live", "dead", "draining"]
+    n_requests: int
+    n_tokens: int
+    heartbeat_age_s: float
+
+
+class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One active request as the scheduler sees it."""
+
+    request_id: str
+    state: str
+    instance_id: str | None
+    epoch: int
+    step: int
+    n_unmasked: int
+    n_output: int
+    threshold: float
+
+
+class Status(Message, tag="status"):
+    """Answer to StatusQuery."""
+
+    term: int
+    instances: list[InstanceStatus]
+    requests: list[RequestStatus]
+
+
+# --- scheduler → worker --------------------------------------------------------------------------
+
+
+class StepItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Credit for one request; upserts. The worker may run step `s` of block `b` by itself exactly
+    if `b <= until_block` and (`until_step` is None or `s <= until_step`). Both are absolute, so a
+    repeated command does no harm. Blocks count from 0, steps from 1.
+    """
+
+    request_id: str
+    epoch: int
+    threshold: float
+    until_block: int
+    until_step: int | None = None
+
+
+class Release(msgspec.Struct, frozen=True, kw_only=True):
+    """Forget this request if it is held at this epoch or a lower one."""
+
+    request_id: str
+    epoch: int
+
+
+class StepCommand(Message, tag="step_command"):
+    """All credits and releases that changed for one instance. Absence means nothing.
+
+    A command whose (term, seq) is not above the last one applied is ignored.
+    """
+
+    term: int
+    seq: int
+    items: list[StepItem] = []
+    releases: list[Release] = []
+
+
+class StopCommand(Message, tag="stop_command"):
+    """End the process after the step in flight; sent by whoever launched it."""
+
+    reason: str = ""
+
+
+# --- worker → scheduler --------------------------------------------------------------------------
+
+
+class ConfidenceStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Statistics of the output positions' confidences (from the last step that computed each)."""
+
+    min: float
+    q25: float
+    median: float
+    mean: float
+    q75: float
+
+
+class StepItemResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one step did to one request, after the store has answered its commit."""
+
+    request_id: str
+    epoch: int
+    step: int
+    """Number of the step reported, from 1."""
+    block: int
+    """Block that the step worked on, from 0."""
+    kind: StepKind
+    threshold: float
+    outcome: CommitOutcome
+    n_new: int
+    """Tokens unmasked by this step."""
+    n_unmasked: int
+    """Output tokens unmasked in all."""
+    n_block_masked: int
+    """Positions of `block` still masked after the step."""
+    confidence: ConfidenceStats
+    finish_reason: FinishReason | None = None
+
+
+class Rejected(msgspec.Struct, frozen=True, kw_only=True):
+    """A credited request that the instance cannot run."""
+
+    request_id: str
+    epoch: int
+    reason: Literal["unknown", "terminal", "fenced", "never_fits", "invalid"]
+    detail: str = ""
+
+
+class StepResult(Message, tag="step_result"):
+    """One forward pass of one instance."""
+
+    instance_id: str
+    batch: int
+    """Number of the pass on this instance, from 1."""
+    latency_ms: float
+    """Plan, forward and unmask, without the commit."""
+    n_tokens: int
+    """Tokens computed in the pass, over all rows."""
+    n_rebuilds: int = 0
+    """Rows of the pass that only rebuilt a KV cache."""
+    items: list[StepItemResult] = []
+    rejected: list[Rejected] = []
+
+
+class InstanceInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an instance is. `name` survives a restart of its process, `instance_id` does not."""
+
+    instance_id: str
+    name: str
+    model_id: str
+    weights_hash: str
+    tp_degree: int
+    cache_mode: CacheMode
+    block_length: int
+    max_batch_tokens: int
+    n_kv_tokens: int
+    """Size of the KV pool in tokens; 0 without a cache."""
+    max_sequence_length: int
+    host: str
+    pid: int
+    device: str = "cpu"
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that an instance holds, and its last committed step."""
+
+    request_id: str
+    epoch: int
+    step: int
+
+
+class InstanceUp(Message, tag="instance_up"):
+    """An instance has loaded its weights and takes commands."""
+
+    info: InstanceInfo
+
+
+class Heartbeat(Message, tag="heartbeat"):
+    """Sent every 250 ms; an instance silent for 2 s counts as dead."""
+
+    info: InstanceInfo
+    term: int
+    seq: int
+    """(term, seq) of the last command applied."""
+    n_free_kv_tokens: int
+    holds: list[Held] = []
+
+
+class InstanceDown(Message, tag="instance_down"):
+    """An instance leaves on purpose; what it held is to be placed elsewhere."""
+
+    instance_id: str
+    reason: str = ""
+
+
+# --- worker → gateway ----------------------------------------------------------------------------
+
+
+class TokenDelta(Message, tag="token_delta"):
+    """The committed tokens of one step: a hint, the request's stream in the store is the truth."""
+
+    request_id: str
+    epoch: int
+    step: int
+    positions: list[int]
+    """Canvas positions, from 0 at the first output token."""
+    tokens: list[int]
+    confidences: list[float]
+    finish_reason: FinishReason | None = None
+
+
+GatewayToScheduler = Submit | Cancel | StatusQuery
+SchedulerReply = Admitted | Refused | Cancelled | Status
+ToWorker = StepCommand | StopCommand
+WorkerEvent = StepResult | InstanceUp | Heartbeat | InstanceDown
+ToGateway = TokenDelta
+
+decode_request = msgspec.json.Decoder(GatewayToScheduler).decode
+decode_reply = msgspec.json.Decoder(SchedulerReply).decode
+decode_to_worker = msgspec.json.Decoder(ToWorker).decode
+decode_worker_event = msgspec.json.Decoder(WorkerEvent).decode
+decode_to_gateway = msgspec.json.Decoder(ToGateway).decode
+encode = msgspec.json.encode
