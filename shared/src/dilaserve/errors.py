@@ -1,7 +1,7 @@
 """The tree of DiLaServe's errors, split by who can mend them.
 
     DiLaServeError
-    ├── SettingsError        the operator: a setting is wrong (message names variable, value, remedy)
+    ├── SettingsError        the operator: a setting is wrong (names variable, value, remedy)
     ├── ModelFolderError     the operator: a model folder cannot be loaded
     ├── InvalidRequestError  the client: a request cannot be served as it stands
     ├── UnavailableError     nobody's fault for long: wait and try again

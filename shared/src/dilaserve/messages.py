@@ -23,7 +23,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_
 # --- gateway → scheduler (request-reply) ---------------------------------------------------------
 
 
-class Submit(Message, tag="submit"):
+class Submit(Message, frozen=True, tag="submit"):
     """Ask for admission of a request whose record is stored as `new`. Idempotent by request id."""
 
     request_id: str
@@ -40,17 +40,17 @@ class Submit(Message, tag="submit"):
     min_confidence: float | None = None
 
 
-class Cancel(Message, tag="cancel"):
+class Cancel(Message, frozen=True, tag="cancel"):
     """The client left or a stop string was found; the record is marked by the gateway itself."""
 
     request_id: str
 
 
-class StatusQuery(Message, tag="status_query"):
+class StatusQuery(Message, frozen=True, tag="status_query"):
     """Ask the scheduler what it knows of instances and requests."""
 
 
-class Admitted(Message, tag="admitted"):
+class Admitted(Message, frozen=True, tag="admitted"):
     """The request will be served."""
 
     request_id: str
@@ -60,7 +60,7 @@ class Admitted(Message, tag="admitted"):
     """The confidence threshold expected for its first step."""
 
 
-class Refused(Message, tag="refused"):
+class Refused(Message, frozen=True, tag="refused"):
     """The request will not be served now (`retry_after_s`) or ever (`retry_after_s` is None)."""
 
     request_id: str
@@ -69,7 +69,7 @@ class Refused(Message, tag="refused"):
     retry_after_s: float | None = None
 
 
-class Cancelled(Message, tag="cancelled"):
+class Cancelled(Message, frozen=True, tag="cancelled"):
     """Answer to Cancel; `known` is False for a request that the scheduler does not hold."""
 
     request_id: str
@@ -99,7 +99,7 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
     threshold: float
 
 
-class Status(Message, tag="status"):
+class Status(Message, frozen=True, tag="status"):
     """Answer to StatusQuery."""
 
     term: int
@@ -130,7 +130,7 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
 
 
-class StepCommand(Message, tag="step_command"):
+class StepCommand(Message, frozen=True, tag="step_command"):
     """All credits and releases that changed for one instance. Absence means nothing.
 
     A command whose (term, seq) is not above the last one applied is ignored.
@@ -142,7 +142,7 @@ class StepCommand(Message, tag="step_command"):
     releases: list[Release] = []
 
 
-class StopCommand(Message, tag="stop_command"):
+class StopCommand(Message, frozen=True, tag="stop_command"):
     """End the process after the step in flight; sent by whoever launched it."""
 
     reason: str = ""
@@ -192,7 +192,7 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
-class StepResult(Message, tag="step_result"):
+class StepResult(Message, frozen=True, tag="step_result"):
     """One forward pass of one instance."""
 
     instance_id: str
@@ -235,13 +235,13 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     step: int
 
 
-class InstanceUp(Message, tag="instance_up"):
+class InstanceUp(Message, frozen=True, tag="instance_up"):
     """An instance has loaded its weights and takes commands."""
 
     info: InstanceInfo
 
 
-class Heartbeat(Message, tag="heartbeat"):
+class Heartbeat(Message, frozen=True, tag="heartbeat"):
     """Sent every 250 ms; an instance silent for 2 s counts as dead."""
 
     info: InstanceInfo
@@ -252,7 +252,7 @@ class Heartbeat(Message, tag="heartbeat"):
     holds: list[Held] = []
 
 
-class InstanceDown(Message, tag="instance_down"):
+class InstanceDown(Message, frozen=True, tag="instance_down"):
     """An instance leaves on purpose; what it held is to be placed elsewhere."""
 
     instance_id: str
@@ -262,7 +262,7 @@ class InstanceDown(Message, tag="instance_down"):
 # --- worker → gateway ----------------------------------------------------------------------------
 
 
-class TokenDelta(Message, tag="token_delta"):
+class TokenDelta(Message, frozen=True, tag="token_delta"):
     """The committed tokens of one step: a hint, the request's stream in the store is the truth."""
 
     request_id: str
