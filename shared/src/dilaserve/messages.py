@@ -121,6 +121,8 @@ class StepItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     threshold: float
     until_block: int
     until_step: int | None = None
+    traceparent: str = ""
+    """W3C trace context of the placement; set when an epoch is first sent to an instance."""
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,6 +29,7 @@ class CommonSettings(msgspec.Struct, frozen=True, kw_only=True):
     metrics_port: Annotated[
         int, "port of the Prometheus listener; 0 takes a free one, -1 none"
     ] = -1
+    crash_at: Annotated[str, "fault tests only: `point:count` at which to die; empty: never"] = ""
     otlp_endpoint: Annotated[str, "OTLP/HTTP collector, e.g. http://collector:4318; empty: off"] = (
         ""
     )
