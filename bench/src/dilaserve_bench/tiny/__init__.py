@@ -1,0 +1,1 @@
+"""The bundled tiny diffusion language model: its tasks, tokenizer, training and evaluation."""

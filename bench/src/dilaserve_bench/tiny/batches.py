@@ -1,0 +1,123 @@
+"""Training batches of the tiny model: problems, canvas lengths and masks.
+
+Knows the layout and the mask patterns, but neither model nor optimiser.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dilaserve_bench.tiny.layout import (
+    BLOCK_LENGTH,
+    DATA_WIDTH,
+    MASK,
+    canvas_tokens,
+    prompt_tokens,
+    vocabulary,
+)
+from dilaserve_bench.tiny.tasks import TASKS, Problem
+
+CANVAS_LENGTHS = (32, 64, 96)
+TASK_SHARES = {"total": 0.27, "walk": 0.27, "add": 0.16, "fill": 0.16, "shift": 0.08, "echo": 0.06}
+FULL_LENGTH_SHARE = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Token ids (B, L) with masks in the canvas, positions (L,), targets and weights (B, C)."""
+
+    ids: Tensor
+    positions: Tensor
+    targets: Tensor
+    weights: Tensor
+
+    @property
+    def canvas_start(self) -> int:
+        return self.ids.shape[1] - self.targets.shape[1]
+
+
+def training_batch(
+    rng: np.random.Generator,
+    canvas_length: int,
+    data_width: int,
+    n_tokens: int,
+    weight_limit: float,
+) -> Batch:
+    """A batch of about `n_tokens` tokens.
+
+    With a `data_width` below the layout's the padding beyond it is left out, and the positions
+    behind it stay what they are in the full layout: half the work while distances are learned.
+    """
+    length = data_width + 4 + canvas_length
+    problems = [_problem(rng, canvas_length) for _ in range(max(1, n_tokens // length))]
+    prompts = np.array([_prompt_ids(problem, data_width) for problem in problems])
+    targets = np.array([_canvas_ids(problem, canvas_length) for problem in problems])
+    masked, weights = mask_canvases(rng, len(problems), canvas_length, weight_limit)
+    canvases = np.where(masked, vocabulary()[MASK], targets)
+    return Batch(
+        ids=torch.from_numpy(np.concatenate([prompts, canvases], 1)),
+        positions=torch.from_numpy(_positions(data_width, canvas_length)),
+        targets=torch.from_numpy(targets),
+        weights=torch.from_numpy(weights.astype(np.float32)),
+    )
+
+
+def _problem(rng: np.random.Generator, canvas_length: int) -> Problem:
+    task = rng.choice(list(TASK_SHARES), p=list(TASK_SHARES.values()))
+    length = canvas_length
+    if rng.random() > FULL_LENGTH_SHARE:
+        length = 32 * int(rng.integers(1, canvas_length // 32 + 1)) if task == "add" else (
+            2 * int(rng.integers(2, canvas_length // 2 + 1))
+        )
+    return TASKS[str(task)].generate(rng, length)
+
+
+def _prompt_ids(problem: Problem, data_width: int) -> list[int]:
+    ids = vocabulary_ids(prompt_tokens(problem.task, problem.parameter, problem.data))
+    return ids[: 3 + data_width] + ids[3 + DATA_WIDTH :]
+
+
+def _canvas_ids(problem: Problem, canvas_length: int) -> list[int]:
+    return vocabulary_ids(canvas_tokens(problem.answer, canvas_length))
+
+
+def vocabulary_ids(tokens: list[str]) -> list[int]:
+    """Ids of known tokens."""
+    ids = vocabulary()
+    return [ids[token] for token in tokens]
+
+
+def _positions(data_width: int, canvas_length: int) -> NDArray[np.int64]:
+    canvas = np.arange(3 + DATA_WIDTH, 4 + DATA_WIDTH + canvas_length)
+    return np.concatenate([np.arange(3 + data_width), canvas])
+
+
+def mask_canvases(
+    rng: np.random.Generator, n_canvases: int, canvas_length: int, weight_limit: float
+) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """Masks and loss weights (B, C).
+
+    Even rows: LLaDA's loss, every token masked with probability t, weight 1/t. Odd rows: a state
+    of block-wise decoding, with earlier blocks clean, later ones masked and without loss, and the
+    block itself masked at random with probability t or from a random place on.
+    """
+    masked = np.zeros((n_canvases, canvas_length), bool)
+    weights = np.zeros((n_canvases, canvas_length))
+    offsets = (np.arange(n_canvases) + rng.random()) / n_canvases
+    for row, t in enumerate(rng.permutation(offsets)):
+        ratio = max(t, 1 / BLOCK_LENGTH)
+        region = slice(0, canvas_length)
+        if row % 2:
+            start = BLOCK_LENGTH * int(rng.integers(canvas_length // BLOCK_LENGTH))
+            region = slice(start, start + BLOCK_LENGTH)
+            masked[row, start + BLOCK_LENGTH :] = True
+        width = region.stop - region.start
+        if row % 4 == 3:
+            masked[row, region] = np.arange(width) >= round((1 - ratio) * width)
+        else:
+            masked[row, region] = rng.random(width) < ratio
+        weights[row, region] = masked[row, region] * min(1 / ratio, weight_limit) / width
+    return masked, weights
