@@ -26,6 +26,7 @@ class CommonSettings(msgspec.Struct, frozen=True, kw_only=True):
     )
     redis_url: Annotated[str, "Redis or Valkey server"] = "redis://127.0.0.1:6379/0"
     log_level: Annotated[str, "debug, info, warning or error"] = "info"
+    metrics_host: Annotated[str, "address of the Prometheus listener"] = "127.0.0.1"
     metrics_port: Annotated[
         int, "port of the Prometheus listener; 0 takes a free one, -1 none"
     ] = -1

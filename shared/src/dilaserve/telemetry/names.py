@@ -1,0 +1,387 @@
+"""The registry of every metric and span: name, unit, labels, and which services emit it.
+
+Names with `vllm:` mean what they mean in vLLM, so that its dashboards carry over; what is new is
+`dilaserve:`. Anyone adds rows; an undeclared name or label raises where it is used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Service = Literal["gateway", "scheduler", "gpu-worker"]
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
+"""Latencies of requests and steps."""
+SHORT_SECONDS = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0)
+"""Decisions and round trips."""
+TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000)
+SMALL_COUNTS = (1, 2, 5, 10, 20)
+THRESHOLDS = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A declared metric; `name` is what Prometheus sees, with `_total` on every counter."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    unit: str
+    """UCUM: `s`, `By`, `1` or an annotation such as `{token}`; seconds are in the name too."""
+    help: str
+    services: tuple[Service, ...]
+    labels: tuple[str, ...] = ()
+    """Each use gives exactly these."""
+    buckets: tuple[float, ...] = ()
+    """Upper bounds, inclusive; histograms only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A declared span and the attributes that it may carry."""
+
+    name: str
+    help: str
+    services: tuple[Service, ...]
+    parent: str
+    """Name of the parent span, `remote` for the client's, empty for none."""
+    attributes: tuple[str, ...] = ()
+
+
+_METRICS = (
+    # --- gateway -------------------------------------------------------------------------------
+    Metric(
+        "vllm:request_success_total",
+        "counter",
+        "{request}",
+        "Requests finished, by reason: stop, length, abort (the client left) or error",
+        ("gateway",),
+        ("model_name", "finished_reason"),
+    ),
+    Metric(
+        "vllm:prompt_tokens_total",
+        "counter",
+        "{token}",
+        "Prompt tokens of admitted requests",
+        ("gateway",),
+        ("model_name",),
+    ),
+    Metric(
+        "vllm:generation_tokens_total",
+        "counter",
+        "{token}",
+        "Tokens generated, up to and without EOS",
+        ("gateway",),
+        ("model_name",),
+    ),
+    Metric(
+        "vllm:time_to_first_token_seconds",
+        "histogram",
+        "s",
+        "From arrival to the first text that can be streamed in order",
+        ("gateway",),
+        ("model_name",),
+        SECONDS,
+    ),
+    Metric(
+        "vllm:e2e_request_latency_seconds",
+        "histogram",
+        "s",
+        "From arrival to the last token",
+        ("gateway",),
+        ("model_name",),
+        SECONDS,
+    ),
+    Metric(
+        "vllm:request_prompt_tokens",
+        "histogram",
+        "{token}",
+        "Prompt length of a request",
+        ("gateway",),
+        ("model_name",),
+        TOKENS,
+    ),
+    Metric(
+        "vllm:request_generation_tokens",
+        "histogram",
+        "{token}",
+        "Tokens generated for a request",
+        ("gateway",),
+        ("model_name",),
+        TOKENS,
+    ),
+    Metric(
+        "vllm:request_params_max_tokens",
+        "histogram",
+        "{token}",
+        "max_tokens asked for: the canvas length",
+        ("gateway",),
+        ("model_name",),
+        TOKENS,
+    ),
+    Metric(
+        "vllm:request_params_n",
+        "histogram",
+        "{sequence}",
+        "Siblings asked for by `n`",
+        ("gateway",),
+        ("model_name",),
+        SMALL_COUNTS,
+    ),
+    Metric(
+        "dilaserve:http_requests_total",
+        "counter",
+        "{request}",
+        "HTTP requests answered, by route and status code",
+        ("gateway",),
+        ("route", "code"),
+    ),
+    Metric(
+        "dilaserve:open_streams",
+        "gauge",
+        "{stream}",
+        "Requests that a client is waiting for",
+        ("gateway",),
+    ),
+    Metric(
+        "dilaserve:slo_total",
+        "counter",
+        "{request}",
+        "Finished requests that had an SLO, by outcome: met or missed",
+        ("gateway",),
+        ("model_name", "outcome"),
+    ),
+    Metric(
+        "dilaserve:stream_reads_total",
+        "counter",
+        "{read}",
+        "Times that deltas were read from the store, by cause: gap or silence",
+        ("gateway",),
+        ("cause",),
+    ),
+    # --- scheduler -----------------------------------------------------------------------------
+    Metric(
+        "vllm:num_requests_waiting",
+        "gauge",
+        "{request}",
+        "Admitted requests that no instance holds (parked)",
+        ("scheduler",),
+        ("model_name",),
+    ),
+    Metric(
+        "dilaserve:admissions_total",
+        "counter",
+        "{request}",
+        "Answers to Submit: admitted, or the code of a refusal",
+        ("scheduler",),
+        ("outcome",),
+    ),
+    Metric(
+        "dilaserve:reassignments_total",
+        "counter",
+        "{request}",
+        "Changes of a request's owner, by cause",
+        ("scheduler",),
+        ("cause",),
+    ),
+    Metric(
+        "dilaserve:instances",
+        "gauge",
+        "{instance}",
+        "Instances by state: live, dead or draining",
+        ("scheduler",),
+        ("state",),
+    ),
+    Metric(
+        "dilaserve:scheduler_term",
+        "gauge",
+        "1",
+        "Term of the lease held; 0 while another scheduler leads",
+        ("scheduler",),
+    ),
+    Metric(
+        "dilaserve:decision_seconds",
+        "histogram",
+        "s",
+        "Time that the core takes over one event",
+        ("scheduler",),
+        ("event",),
+        SHORT_SECONDS,
+    ),
+    # --- gpu-worker ----------------------------------------------------------------------------
+    Metric(
+        "vllm:num_requests_running",
+        "gauge",
+        "{request}",
+        "Requests held by the instance",
+        ("gpu-worker",),
+        ("model_name",),
+    ),
+    Metric(
+        "vllm:kv_cache_usage_perc",
+        "gauge",
+        "1",
+        "Share of the KV pool in use, 0 to 1; 0 without a cache",
+        ("gpu-worker",),
+        ("model_name",),
+    ),
+    Metric(
+        "vllm:iteration_tokens_total",
+        "histogram",
+        "{token}",
+        "Rows of the flat token axis in one forward pass",
+        ("gpu-worker",),
+        ("model_name",),
+        TOKENS,
+    ),
+    Metric(
+        "dilaserve:steps_total",
+        "counter",
+        "{step}",
+        "Denoising steps of requests, by kind (recompute or cache) and TP degree",
+        ("gpu-worker",),
+        ("kind", "tp_degree"),
+    ),
+    Metric(
+        "dilaserve:step_seconds",
+        "histogram",
+        "s",
+        "Duration of one forward pass with its unmasking",
+        ("gpu-worker",),
+        ("tp_degree",),
+        SECONDS,
+    ),
+    Metric(
+        "dilaserve:step_threshold",
+        "histogram",
+        "1",
+        "Confidence threshold of each request's step",
+        ("gpu-worker",),
+        (),
+        THRESHOLDS,
+    ),
+    Metric(
+        "dilaserve:tokens_unmasked_total",
+        "counter",
+        "{token}",
+        "Tokens unmasked and committed",
+        ("gpu-worker",),
+    ),
+    Metric(
+        "dilaserve:rebuilds_total",
+        "counter",
+        "{row}",
+        "Passes of a request that only rebuilt its KV cache",
+        ("gpu-worker",),
+    ),
+    Metric(
+        "dilaserve:commits_total",
+        "counter",
+        "{commit}",
+        "Commits by the store's answer: committed, duplicate, fenced, gap or terminal",
+        ("gpu-worker",),
+        ("outcome",),
+    ),
+    Metric(
+        "dilaserve:commit_seconds",
+        "histogram",
+        "s",
+        "Round trip of one batch of commits",
+        ("gpu-worker",),
+        (),
+        SHORT_SECONDS,
+    ),
+    # --- every service -------------------------------------------------------------------------
+    Metric(
+        "dilaserve:messages_dropped_total",
+        "counter",
+        "{message}",
+        "Messages dropped: unknown tag or malformed (`invalid`), or stale",
+        ("gateway", "scheduler", "gpu-worker"),
+        ("reason",),
+    ),
+)
+
+_SPANS = (
+    Span(
+        "gateway.request",
+        "A request from its arrival to its last token; GenAI semantic conventions",
+        ("gateway",),
+        parent="remote",
+        attributes=(
+            "gen_ai.operation.name",
+            "gen_ai.provider.name",
+            "gen_ai.request.model",
+            "gen_ai.request.max_tokens",
+            "gen_ai.request.temperature",
+            "gen_ai.request.top_p",
+            "gen_ai.request.seed",
+            "gen_ai.request.choice.count",
+            "gen_ai.request.stop_sequences",
+            "gen_ai.response.id",
+            "gen_ai.response.model",
+            "gen_ai.response.finish_reasons",
+            "gen_ai.usage.input_tokens",
+            "gen_ai.usage.output_tokens",
+            "error.type",
+            "http.request.method",
+            "http.response.status_code",
+            "http.route",
+            "dilaserve.request_id",
+        ),
+    ),
+    Span(
+        "scheduler.admit",
+        "Admission of a request: policy, store, first command",
+        ("scheduler",),
+        parent="gateway.request",
+        attributes=(
+            "dilaserve.request_id",
+            "dilaserve.instance_id",
+            "dilaserve.threshold",
+            "dilaserve.outcome",
+        ),
+    ),
+    Span(
+        "scheduler.reassign",
+        "A change of owner: of a dead instance, of a drained one, or for a gain",
+        ("scheduler",),
+        parent="gateway.request",
+        attributes=(
+            "dilaserve.request_id",
+            "dilaserve.instance_id",
+            "dilaserve.epoch",
+            "dilaserve.cause",
+            "dilaserve.outcome",
+        ),
+    ),
+    Span(
+        "worker.request",
+        "A request at one epoch on one instance, from load to release",
+        ("gpu-worker",),
+        parent="scheduler.admit",
+        attributes=(
+            "dilaserve.request_id",
+            "dilaserve.instance_id",
+            "dilaserve.epoch",
+            "dilaserve.steps",
+            "dilaserve.outcome",
+        ),
+    ),
+    Span(
+        "worker.step",
+        "One forward pass of a batch, linked to the worker.request of each member",
+        ("gpu-worker",),
+        parent="",
+        attributes=(
+            "dilaserve.instance_id",
+            "dilaserve.n_requests",
+            "dilaserve.n_tokens",
+            "dilaserve.n_rebuilds",
+            "dilaserve.tp_degree",
+        ),
+    ),
+)
+
+METRICS: dict[str, Metric] = {metric.name: metric for metric in _METRICS}
+SPANS: dict[str, Span] = {span.name: span for span in _SPANS}
