@@ -8,6 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from dilaserve.errors import SettingsError
 
+POLL_S = 0.1
+"""How soon `close` is noticed."""
+
 Render = Callable[[], tuple[bytes, str]]
 
 
@@ -27,7 +30,7 @@ class MetricsListener:
             ) from error
         self.address = f"{host}:{self._server.server_port}"
         self._thread = threading.Thread(
-            target=self._server.serve_forever, name="metrics", daemon=True
+            target=self._server.serve_forever, args=(POLL_S,), name="metrics", daemon=True
         )
         self._thread.start()
 

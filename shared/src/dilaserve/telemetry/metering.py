@@ -78,5 +78,7 @@ def _view(metric: Metric) -> View:
     return View(
         instrument_name=_instrument_name(metric),
         name=metric.name,
-        aggregation=ExplicitBucketHistogramAggregation(metric.buckets, record_min_max=False),
+        aggregation=ExplicitBucketHistogramAggregation(
+            [float(bound) for bound in metric.buckets], record_min_max=False
+        ),
     )

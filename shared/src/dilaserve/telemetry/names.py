@@ -114,7 +114,7 @@ _METRICS = (
         "vllm:request_params_max_tokens",
         "histogram",
         "{token}",
-        "max_tokens asked for: the canvas length",
+        "Canvas length: max_tokens as asked for or by default",
         ("gateway",),
         ("model_name",),
         TOKENS,

@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import Tracer
 
 from dilaserve import __version__
+from dilaserve.errors import SettingsError
 from dilaserve.settings import CommonSettings
 from dilaserve.telemetry import listener, logs, metering, tracing
 from dilaserve.telemetry.names import METRICS, Metric
@@ -54,12 +55,11 @@ class Telemetry:
         """
         exporter = tracing.build_exporter(settings.otlp_endpoint)
         telemetry = cls(_resource(service, service_id), exporter)
-        telemetry._log_handler = logs.install(settings.log_level, service_id)
-        telemetry._start_counters(service)
-        if settings.metrics_port >= 0:
-            telemetry._listener = listener.MetricsListener(
-                settings.metrics_host, settings.metrics_port, telemetry.render
-            )
+        try:
+            telemetry._open(service, service_id, settings)
+        except SettingsError:
+            telemetry.close()
+            raise
         return telemetry
 
     @classmethod
@@ -125,6 +125,14 @@ class Telemetry:
         self._meter.close()
         if self._log_handler is not None:
             logs.remove(self._log_handler)
+
+    def _open(self, service: str, service_id: str, settings: CommonSettings) -> None:
+        self._log_handler = logs.install(settings.log_level, service_id)
+        self._start_counters(service)
+        if settings.metrics_port >= 0:
+            self._listener = listener.MetricsListener(
+                settings.metrics_host, settings.metrics_port, self.render
+            )
 
     def _instrument(self, name: str, kind: str, labels: Labels) -> Counter | Histogram:
         metric = _declared(name, kind)
