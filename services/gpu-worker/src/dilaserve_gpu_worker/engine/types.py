@@ -7,8 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dilaserve.errors import DiLaServeError
 from dilaserve.messages import ConfidenceStats, FinishReason, StepKind
 from dilaserve.store.records import DecodingSpec
+
+
+class NeverFitsError(DiLaServeError, ValueError):
+    """A request too long for the model, the token budget or the KV pool, even when alone."""
 
 
 @dataclass(slots=True)

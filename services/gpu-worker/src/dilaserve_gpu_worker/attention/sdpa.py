@@ -1,0 +1,50 @@
+"""Attention by torch's scaled_dot_product_attention, one call per run; any device.
+
+Rows are never padded to each other's keys: that would change sums, and so a row's result, with
+its batch mates. A batch of rows of one shape gives each row the bits that it gets alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dilaserve_gpu_worker.attention.runs import Run
+
+
+def attend_by_sdpa(
+    q_THA: Tensor,
+    k_TGA: Tensor,
+    v_TGA: Tensor,
+    pool_SGA: tuple[Tensor, Tensor] | None,
+    runs: Sequence[Run],
+) -> Tensor:
+    """See attention.Attention."""
+    o_THA = torch.zeros_like(q_THA, memory_format=torch.contiguous_format)
+    for run in runs:
+        k_SGA, v_SGA = _keys(run, k_TGA, v_TGA, pool_SGA)
+        o_BHQA = F.scaled_dot_product_attention(
+            _rows(q_THA[run.start : run.stop], run.n_rows),
+            _rows(k_SGA, run.n_rows),
+            _rows(v_SGA, run.n_rows),
+            enable_gqa=q_THA.shape[1] != k_TGA.shape[1],
+        )
+        _rows(o_THA[run.start : run.stop], run.n_rows).copy_(o_BHQA)
+    return o_THA
+
+
+def _keys(
+    run: Run, k_TGA: Tensor, v_TGA: Tensor, pool_SGA: tuple[Tensor, Tensor] | None
+) -> tuple[Tensor, Tensor]:
+    if run.key_slots is None or pool_SGA is None:
+        return k_TGA[run.start : run.stop], v_TGA[run.start : run.stop]
+    k_SGA, v_SGA = pool_SGA
+    return k_SGA.index_select(0, run.key_slots), v_SGA.index_select(0, run.key_slots)
+
+
+def _rows(x_THA: Tensor, n_rows: int) -> Tensor:
+    """Split the flat axis into rows: THA → BHQA, a view."""
+    return x_THA.unflatten(0, (n_rows, -1)).transpose(1, 2)

@@ -1,0 +1,1 @@
+"""Models as single-device code; sharding and checkpoint names live elsewhere."""
