@@ -7,7 +7,8 @@
     ├── UnavailableError     nobody's fault for long: wait and try again
     │   ├── BusUnavailableError
     │   │   ├── BusTimeoutError
-    │   │   └── NoRespondersError
+    │   │   ├── NoRespondersError
+    │   │   └── ResponderFailedError
     │   └── StoreUnavailableError
     └── LifecycleError       us: an event that the lifecycle table does not know
 
@@ -51,6 +52,10 @@ class BusTimeoutError(BusUnavailableError):
 
 class NoRespondersError(BusUnavailableError):
     """Nobody listens on the subject."""
+
+
+class ResponderFailedError(BusUnavailableError):
+    """The one who should answer raised an error; its log has the trace."""
 
 
 class StoreUnavailableError(UnavailableError):

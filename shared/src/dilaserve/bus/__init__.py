@@ -67,7 +67,8 @@ class Bus(Protocol):
     async def publish(
         self, subject: str, data: bytes, *, headers: Mapping[str, str] | None = None
     ) -> None:
-        """Send and forget. Raises BusUnavailableError while disconnected: nothing is buffered."""
+        """Send and forget. Raises BusUnavailableError while disconnected: nothing is buffered;
+        ValueError for a malformed subject or a message above the server's limit."""
         ...
 
     async def request(
@@ -78,7 +79,8 @@ class Bus(Protocol):
         timeout_s: float,
         headers: Mapping[str, str] | None = None,
     ) -> BusMessage:
-        """Wait for one answer. Raises BusTimeoutError, NoRespondersError, BusUnavailableError."""
+        """Wait for one answer. Raises BusTimeoutError, NoRespondersError, ResponderFailedError
+        and, while disconnected, BusUnavailableError."""
         ...
 
     async def request_many(self, subject: str, data: bytes, *, wait_s: float) -> list[BusMessage]:
