@@ -69,9 +69,11 @@ class Store(Protocol):
         """Mark `failed` with a message for the client (poison, refused for good)."""
         ...
 
-    async def take_lease(self, holder: str, *, ttl_s: float) -> int | None:
-        """Take the scheduler's lease when it is free or expired, and return the term: one above
-        every term before. None when another holds it."""
+    async def take_lease(self, holder: str, *, ttl_s: float, min_term: int = 0) -> int | None:
+        """Take the scheduler's lease when it is free, expired or the holder's own, and return the
+        term: one above every stored term before, and at least `min_term` (one above the highest
+        term that heartbeats tell of, in case the store lost some). From then on every write with
+        a lower term answers `stale_term`. None when another holds it."""
         ...
 
     async def renew_lease(self, holder: str, *, term: int, ttl_s: float) -> bool:
@@ -92,8 +94,12 @@ class Store(Protocol):
         """One round trip for a batch, one answer per item, each atomic. In this order:
         record missing, cancelled or failed → `terminal`; other epoch → `fenced`;
         step already stored → `duplicate`; done → `terminal`; step above stored + 1 without the
-        whole canvas → `gap`; else `committed`: positions, step, statistics and one stream entry
-        with id `<step>-1`, and state `done` when `finish_reason` is set."""
+        whole canvas → `gap`; a position that is committed already, or a canvas that masks or
+        changes one → `fenced` (committed tokens never change: the worker is out of step with the
+        store and has to load the request again); else `committed`: positions, step, statistics
+        and one stream entry with id `<step>-1`, and state `done` when `finish_reason` is set.
+        Raises ValueError for a malformed item, before anything is written, and for a position
+        outside the canvas, after the rest of the batch is written."""
         ...
 
     # --- readers -------------------------------------------------------------------------------

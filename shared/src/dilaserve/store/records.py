@@ -65,6 +65,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Last committed step, 0 before the first."""
     canvas: list[int]
     """Committed token per position, MASKED where still masked."""
+    stats: ConfidenceStats | None = None
+    """Confidence statistics of the last committed step."""
     finish_reason: FinishReason | None = None
     error: str = ""
     """Why it failed or was cancelled."""
@@ -72,6 +74,10 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 MASKED = -1
 """Stands for a masked position in a stored canvas, whatever the model's mask token is."""
+
+
+LOST_CONFIDENCE = 0.0
+"""Stands for the confidence of a token whose step the store had lost; no real one is 0."""
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +92,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     worker: str
     latency_ms: float
     positions: list[int]
-    """Canvas positions, from 0 at the first output token."""
+    """Canvas positions, ascending, from 0 at the first output token; all masked before."""
     tokens: list[int]
     confidences: list[float]
     stats: ConfidenceStats
@@ -96,7 +102,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
-    """One stream entry. After a gap, `positions` may hold those of the lost steps too."""
+    """One stream entry. After a gap, `positions` holds those of the lost steps too, with
+    confidence LOST_CONFIDENCE."""
 
     step: int
     epoch: int
