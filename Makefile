@@ -1,13 +1,63 @@
 # One word per job, the same for people and CI.
 VENV ?= .venv
-PY := $(VENV)/bin/python
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q --retries 5
 DISTS := shared[embedded] services/gateway services/scheduler services/gpu-worker bench
+MANIFESTS := constraints.txt requirements-dev.txt pyproject.toml shared/pyproject.toml \
+	$(wildcard services/*/pyproject.toml) bench/pyproject.toml
+NOT_HERE := not slow and not gpu and not compose
+
+.DEFAULT_GOAL := help
+.PHONY: help setup up test test-compose lint fix bench docs clean
+
+help:
+	@echo "make setup         virtual environment with everything that the other words need"
+	@echo "make up            the whole stack on this machine, and one streamed answer as proof"
+	@echo "make test          all tests that need neither a GPU nor Docker"
+	@echo "make test-compose  the container images and docker-compose.yml, for real"
+	@echo "make lint          ruff and mypy --strict"
+	@echo "make fix           what ruff can mend by itself"
+	@echo "make bench         throughput of the whole stack against the bare engine"
+	@echo "make docs          docs/reference.md and docs/lifecycle.md from the code"
+	@echo "make clean         build products and caches, not the virtual environment"
 
 setup: $(VENV)/.installed
-$(VENV)/.installed: constraints.txt pyproject.toml shared/pyproject.toml services/*/pyproject.toml bench/pyproject.toml
-	test -x $(PY) || python3.11 -m venv $(VENV)
-	$(PY) -m pip install -q -c constraints.txt torch==2.13.0
-	$(PY) -m pip install -q -c constraints.txt -r requirements-dev.txt $(foreach d,$(DISTS),-e $(d))
-	touch $@
 
-.PHONY: setup
+# torch comes first and alone: the other packages then find it installed, at the pinned version.
+$(VENV)/.installed: $(MANIFESTS)
+	@test -n "$(PYTHON)" || { echo "no Python found; install Python 3.11" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is too old; install Python 3.11, or PYTHON=/path make setup" >&2; exit 1; }
+	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
+	$(PIP) install -c constraints.txt torch==2.13.0
+	$(PIP) install -c constraints.txt -r requirements-dev.txt $(foreach d,$(DISTS),-e $(d))
+	@touch $@
+
+up: setup
+	$(BIN)/dilaserve up --sample
+
+test: setup
+	$(BIN)/python -m pytest -m "$(NOT_HERE)"
+
+test-compose: setup
+	$(BIN)/python -m pytest tests/compose -m compose
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+fix: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup
+	$(BIN)/python -m dilaserve_bench.throughput
+
+docs: setup
+	$(BIN)/python docs/build.py
+
+clean:
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
+	find . -name __pycache__ -not -path './$(VENV)/*' -type d -prune -exec rm -rf {} +

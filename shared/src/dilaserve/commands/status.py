@@ -1,0 +1,100 @@
+"""`dilaserve status`: processes, instances and requests of a stack, dead parts included."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import typer
+
+from dilaserve.addresses import find_addresses, stack_home
+from dilaserve.bus.nats import connect_nats
+from dilaserve.commands.options import AsJson, NatsUrl
+from dilaserve.errors import BusUnavailableError
+from dilaserve.status_report import StatusReport, report
+from dilaserve.supervisor.state import running_state
+
+CONNECT_TIMEOUT_S = 2.0
+
+
+def status(as_json: AsJson = False, nats_url: NatsUrl = None) -> None:
+    """Show processes, instances and requests."""
+    answer = asyncio.run(_report(nats_url))
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
+    else:
+        typer.echo("\n".join(as_lines(answer)))
+    if not answer.processes:
+        raise typer.Exit(1)
+
+
+def as_lines(answer: StatusReport) -> list[str]:
+    """The report for people."""
+    processes = [
+        (p.service, p.id, str(p.pid or "-"), p.phase, str(p.n_restarts), p.address or "-")
+        for p in answer.processes
+    ]
+    instances = [
+        (
+            i.info.instance_id,
+            i.state,
+            str(i.n_requests),
+            str(i.n_tokens),
+            i.info.device,
+            i.info.model_id,
+        )
+        for i in answer.instances
+    ]
+    requests = [
+        (
+            r.request_id,
+            r.state,
+            r.instance_id or "-",
+            str(r.epoch),
+            str(r.step),
+            f"{r.n_unmasked}/{r.n_output}",
+            f"{r.threshold:.2f}",
+        )
+        for r in answer.requests
+    ]
+    return [
+        f"gateway {answer.gateway_url}   nats {answer.nats_url}   redis {answer.redis_url}",
+        "",
+        *_table(("SERVICE", "ID", "PID", "PHASE", "RESTARTS", "ADDRESS"), processes),
+        "",
+        *_table(("INSTANCE", "STATE", "REQUESTS", "TOKENS", "DEVICE", "MODEL"), instances),
+        "",
+        *_table(("REQUEST", "STATE", "INSTANCE", "EPOCH", "STEP", "TOKENS", "THRESHOLD"), requests),
+        *(f"\n! {problem}" for problem in answer.problems),
+    ]
+
+
+async def _report(nats_url: str | None) -> StatusReport:
+    addresses = find_addresses(os.environ)
+    url = nats_url or addresses.nats_url
+    try:
+        bus = await connect_nats(url, name="status", start_timeout_s=CONNECT_TIMEOUT_S)
+    except BusUnavailableError:
+        bus = None
+    try:
+        return await report(
+            bus,
+            running_state(stack_home(os.environ)),
+            gateway_url=addresses.gateway_url,
+            nats_url=url,
+            redis_url=addresses.redis_url,
+        )
+    finally:
+        if bus is not None:
+            await bus.close()
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [head, *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]

@@ -1,0 +1,129 @@
+"""`dilaserve up`: the whole stack on this machine, until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dilaserve.addresses import stack_home
+from dilaserve.commands.background import start_in_background
+from dilaserve.commands.forward import LineForwarder
+from dilaserve.commands.sample import SAMPLE_PROMPT, stream_sample
+from dilaserve.errors import DiLaServeError
+from dilaserve.messages import CacheMode
+from dilaserve.model_folder import find_model
+from dilaserve.supervisor.plan import LOOPBACK, StackOptions
+from dilaserve.supervisor.stack import running_stack
+from dilaserve.supervisor.state import StackState
+
+logger = logging.getLogger(__name__)
+
+
+def up(
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 1,
+    model: Annotated[
+        Path | None, typer.Option(help="Model folder; default: the bundled tiny model.")
+    ] = None,
+    tp: Annotated[int, typer.Option("--tp", min=1, help="TP degree; 1 in this version.")] = 1,
+    threads: Annotated[int | None, typer.Option(min=1, help="Torch threads a worker.")] = None,
+    cache: Annotated[CacheMode | None, typer.Option(help="KV cache of the workers.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Scheduling policy.")] = None,
+    run_ahead: Annotated[
+        int | None, typer.Option(min=0, help="Steps a worker may go by itself; 1: lock step.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address of the gateway.")] = LOOPBACK,
+    port: Annotated[
+        int | None, typer.Option(help="Port of the gateway; default: first free one from 8000.")
+    ] = None,
+    nats_url: Annotated[str | None, typer.Option(help="Use this NATS, start none.")] = None,
+    redis_url: Annotated[str | None, typer.Option(help="Use this Redis, start none.")] = None,
+    sample: Annotated[bool, typer.Option("--sample", help="Stream one answer as proof.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Return when ready; `dilaserve down` ends it.")
+    ] = False,
+) -> None:
+    """Start the whole stack here, and keep it running."""
+    _check_tp(tp)
+    options = StackOptions(
+        home=stack_home(os.environ),
+        model=find_model(model, os.environ),
+        n_workers=workers,
+        threads=threads,
+        cache_mode=cache,
+        policy=policy,
+        run_ahead=run_ahead,
+        host=host,
+        port=port,
+        nats_url=nats_url,
+        redis_url=redis_url,
+    )
+    if detach:
+        state = start_in_background(options.home)
+        typer.echo(describe(state))
+        if sample:
+            asyncio.run(stream_sample(state.gateway_url))
+        return
+    with suppress(asyncio.CancelledError):
+        asyncio.run(_run(options, sample))
+
+
+def describe(state: StackState) -> str:
+    """Where the stack listens, and what to do with it."""
+    return "\n".join(
+        [
+            "",
+            f"  gateway   {state.gateway_url}/v1   (OpenAI-compatible)",
+            f"  metrics   {state.gateway_url}/metrics",
+            f"  nats      {state.nats_url}",
+            f"  redis     {state.redis_url}",
+            f"  model     {state.model}",
+            "",
+            f"  try       dilaserve generate '{SAMPLE_PROMPT}' --watch",
+            "  look      dilaserve status   ·   dilaserve sub 'dlm.>'",
+            "  end       Ctrl-C or dilaserve down",
+            "",
+        ]
+    )
+
+
+async def _run(options: StackOptions, sample: bool) -> None:
+    forwarder = LineForwarder()
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[forwarder.handler()])
+    _end_on_signals()
+    async with running_stack(options, environ=os.environ, log=forwarder.write) as stack:
+        typer.echo(describe(stack.state))
+        if sample:
+            await stream_sample(stack.endpoints.gateway_url)
+        await stack.wait()
+
+
+def _end_on_signals() -> None:
+    """A first signal ends the stack in order; a second one leaves at once, and the kernel ends
+    the children with us."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    assert task is not None
+
+    def end(number: signal.Signals) -> None:
+        for other in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.remove_signal_handler(other)
+        task.cancel()
+        logger.warning("%s: stopping", number.name)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, end, number)
+
+
+def _check_tp(tp: int) -> None:
+    if tp != 1:
+        raise DiLaServeError(
+            f"--tp {tp}: this version runs each model on one device, tensor parallelism is not "
+            "there yet; use --tp 1 and more --workers"
+        )

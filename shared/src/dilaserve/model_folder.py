@@ -1,0 +1,67 @@
+"""Where the model is, and whether its folder looks complete. Reads no weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import dilaserve
+from dilaserve.addresses import CliSettings
+from dilaserve.errors import ModelFolderError
+from dilaserve.settings import load
+
+__all__ = ["find_model", "missing_parts"]
+
+BUNDLED = Path("models", "tiny")
+SOURCE_CHECKOUT = Path(dilaserve.__file__).resolve().parents[3]
+
+
+def find_model(option: Path | None, environ: Mapping[str, str]) -> Path:
+    """The folder given, else that of DILASERVE_MODEL, else the bundled model.
+    Raises ModelFolderError for a folder that lacks a part."""
+    folder = option or _from_environ(environ) or _bundled()
+    missing = missing_parts(folder)
+    if missing:
+        raise ModelFolderError(
+            f"model folder {folder}: {'; '.join(missing)}; "
+            "give a folder in Hugging Face's layout by --model or DILASERVE_MODEL"
+        )
+    return folder.resolve()
+
+
+def missing_parts(folder: Path) -> list[str]:
+    """What a model folder lacks, in words; empty when it looks complete."""
+    if not folder.is_dir():
+        return ["it does not exist"]
+    return [
+        *_config_faults(folder / "config.json"),
+        *([] if any(folder.glob("*.safetensors")) else ["no *.safetensors"]),
+        *([] if (folder / "tokenizer.json").is_file() else ["no tokenizer.json"]),
+    ]
+
+
+def _from_environ(environ: Mapping[str, str]) -> Path | None:
+    text = load(CliSettings, environ).model
+    return Path(text) if text else None
+
+
+def _bundled() -> Path:
+    places = [BUNDLED, SOURCE_CHECKOUT / BUNDLED]
+    found = next((place for place in places if place.is_dir()), None)
+    if found is None:
+        raise ModelFolderError(
+            f"no model: {' and '.join(map(str, places))} do not exist; "
+            "give a folder by --model or DILASERVE_MODEL"
+        )
+    return found
+
+
+def _config_faults(path: Path) -> list[str]:
+    if not path.is_file():
+        return ["no config.json"]
+    try:
+        config = json.loads(path.read_bytes())
+    except ValueError as error:
+        return [f"config.json is not JSON ({error})"]
+    return [] if "mask_token_id" in config else ["config.json has no mask_token_id"]

@@ -1,0 +1,143 @@
+"""What the embedded stack consists of: options → command lines and environments."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from dilaserve.bus import Bus
+from dilaserve.embedded import nats_argv, valkey_argv
+from dilaserve.messages import CacheMode
+from dilaserve.settings import variable
+from dilaserve.supervisor.child import ChildSpec, Probe
+from dilaserve.supervisor.probes import http_probe, nats_probe, service_probe, valkey_probe
+
+__all__ = ["Endpoints", "StackOptions", "plan_servers", "plan_services"]
+
+LOOPBACK = "127.0.0.1"
+MODULES = {
+    "scheduler": "dilaserve_scheduler",
+    "gpu-worker": "dilaserve_gpu_worker",
+    "gateway": "dilaserve_gateway",
+}
+CRASH_AT = variable("crash_at")
+
+
+@dataclass(frozen=True, slots=True)
+class StackOptions:
+    """What the user asked for. None leaves a setting to the environment or its default."""
+
+    home: Path
+    model: Path
+    n_workers: int = 1
+    threads: int | None = None
+    cache_mode: CacheMode | None = None
+    policy: str | None = None
+    run_ahead: int | None = None
+    host: str = LOOPBACK
+    port: int | None = None
+    """The gateway's port; None: the first free one from 8000 on."""
+    nats_url: str | None = None
+    """An external NATS; None: an embedded one."""
+    redis_url: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where the parts of a stack listen; fixed for its life, so a restart changes nothing."""
+
+    gateway_url: str
+    gateway_port: int
+    nats_url: str
+    nats_port: int | None
+    """None: external."""
+    redis_url: str
+    redis_port: int | None
+
+
+def plan_servers(
+    endpoints: Endpoints, *, data: Path, environ: Mapping[str, str]
+) -> list[ChildSpec]:
+    """The embedded servers, none for those that are external."""
+    specs = []
+    if endpoints.nats_port is not None:
+        specs.append(
+            ChildSpec(
+                name="nats",
+                service="nats",
+                argv=tuple(nats_argv(endpoints.nats_port)),
+                env=environ,
+                probe=nats_probe(endpoints.nats_port),
+                address=f"{LOOPBACK}:{endpoints.nats_port}",
+            )
+        )
+    if endpoints.redis_port is not None:
+        specs.append(
+            ChildSpec(
+                name="valkey",
+                service="valkey",
+                argv=tuple(valkey_argv(endpoints.redis_port, data)),
+                env=environ,
+                probe=valkey_probe(endpoints.redis_port),
+                address=f"{LOOPBACK}:{endpoints.redis_port}",
+            )
+        )
+    return specs
+
+
+def plan_services(
+    options: StackOptions, endpoints: Endpoints, *, bus: Bus, environ: Mapping[str, str]
+) -> list[ChildSpec]:
+    """Scheduler, workers and gateway."""
+    env = _service_environ(options, endpoints, environ)
+    first_env = {CRASH_AT: environ[CRASH_AT]} if CRASH_AT in environ else {}
+
+    def python(name: str, service: str, probe: Probe, **settings: object) -> ChildSpec:
+        return ChildSpec(
+            name=name,
+            service=service,
+            argv=(sys.executable, "-m", MODULES[service]),
+            env={**env, **_variables(**settings)},
+            probe=probe,
+            address=endpoints.gateway_url if service == "gateway" else "",
+            first_env=first_env,
+        )
+
+    on_bus = partial(service_probe, bus)
+    scheduler = python("scheduler", "scheduler", on_bus("scheduler"), metrics_port=0)
+    workers = [
+        python(name, "gpu-worker", on_bus("gpu-worker"), worker_name=name, metrics_port=0)
+        for name in (f"worker-{i}" for i in range(1, options.n_workers + 1))
+    ]
+    gateway = python(
+        "gateway",
+        "gateway",
+        http_probe(f"{endpoints.gateway_url}/readyz"),
+        host=options.host,
+        port=endpoints.gateway_port,
+        metrics_port=-1,  # it serves /metrics on its own port
+    )
+    return [scheduler, *workers, gateway]
+
+
+def _service_environ(
+    options: StackOptions, endpoints: Endpoints, environ: Mapping[str, str]
+) -> dict[str, str]:
+    settings = _variables(
+        nats_url=endpoints.nats_url,
+        redis_url=endpoints.redis_url,
+        model=options.model,
+        cache_mode=options.cache_mode,
+        threads=options.threads,
+        policy=options.policy,
+        run_ahead=options.run_ahead,
+    )
+    return {**{name: value for name, value in environ.items() if name != CRASH_AT}, **settings}
+
+
+def _variables(**settings: object) -> dict[str, str]:
+    """Environment variables of the settings that are not None."""
+    return {variable(name): str(value) for name, value in settings.items() if value is not None}

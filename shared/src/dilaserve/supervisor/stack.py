@@ -1,0 +1,150 @@
+"""A running stack: servers, then services, awaited until the first real step has run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from dilaserve.bus.nats import connect_nats
+from dilaserve.embedded import free_port
+from dilaserve.errors import DiLaServeError
+from dilaserve.supervisor import ports
+from dilaserve.supervisor.child import Child
+from dilaserve.supervisor.plan import (
+    LOOPBACK,
+    Endpoints,
+    StackOptions,
+    plan_servers,
+    plan_services,
+)
+from dilaserve.supervisor.restarts import RestartPolicy
+from dilaserve.supervisor.state import (
+    ChildState,
+    StackPhase,
+    StackState,
+    locked,
+    remove_state,
+    write_state,
+)
+from dilaserve.supervisor.supervisor import Supervisor
+
+__all__ = ["Stack", "running_stack"]
+
+DEFAULT_PORT = 8000
+SERVERS_TIMEOUT_S = 20.0
+SERVICES_TIMEOUT_S = 600.0  # a large model takes minutes to load
+
+
+class Stack:
+    """What `running_stack` yields: addresses, and the children by name."""
+
+    def __init__(
+        self, options: StackOptions, endpoints: Endpoints, *, log: Callable[[str, str], None]
+    ) -> None:
+        self.endpoints = endpoints
+        self.phase: StackPhase = "starting"
+        self._options = options
+        self._supervisor = Supervisor(policy=RestartPolicy(), log=log, changed=self.save)
+
+    def __getitem__(self, name: str) -> Child:
+        """The child of this name: nats, valkey, scheduler, gateway, worker-1 …"""
+        return self._supervisor[name]
+
+    @property
+    def state(self) -> StackState:
+        """What the state file says."""
+        return StackState(
+            phase=self.phase,
+            supervisor_pid=os.getpid(),
+            gateway_url=self.endpoints.gateway_url,
+            nats_url=self.endpoints.nats_url,
+            redis_url=self.endpoints.redis_url,
+            model=str(self._options.model),
+            children=[_child_state(child) for child in self._supervisor.children],
+        )
+
+    def save(self) -> None:
+        """Write the state file."""
+        write_state(self._options.home, self.state)
+
+    def enter(self, phase: StackPhase) -> None:
+        """Change the phase, and say so in the state file."""
+        self.phase = phase
+        self.save()
+
+    async def start_servers(self, environ: Mapping[str, str]) -> None:
+        """Start NATS and Valkey, and wait until they answer."""
+        data = self._options.home / "valkey"
+        shutil.rmtree(data, ignore_errors=True)  # a stack remembers nothing of the one before
+        data.mkdir(parents=True)
+        servers = self._supervisor.start(plan_servers(self.endpoints, data=data, environ=environ))
+        await self._supervisor.wait_ready(servers, timeout_s=SERVERS_TIMEOUT_S)
+
+    async def start_services(self, environ: Mapping[str, str], stack: AsyncExitStack) -> None:
+        """Start all services at once, and wait until all are ready."""
+        bus = await connect_nats(self.endpoints.nats_url, name="supervisor")
+        stack.push_async_callback(bus.close)
+        specs = plan_services(self._options, self.endpoints, bus=bus, environ=environ)
+        await self._supervisor.wait_ready(
+            self._supervisor.start(specs), timeout_s=SERVICES_TIMEOUT_S
+        )
+
+    async def wait(self) -> None:
+        """Until there is nothing left to keep running. Raises DiLaServeError then."""
+        await self._supervisor.wait()
+        raise DiLaServeError("every process of the stack was given up; the log above says why")
+
+    async def stop(self) -> None:
+        """End all children."""
+        self.enter("stopping")
+        await self._supervisor.stop()
+        remove_state(self._options.home)
+
+
+@asynccontextmanager
+async def running_stack(
+    options: StackOptions, *, environ: Mapping[str, str], log: Callable[[str, str], None]
+) -> AsyncIterator[Stack]:
+    """A stack in `options.home`, ready to serve; ended with the context. `log` takes (name of the
+    child, line). Raises DiLaServeError when it does not come up, or another one runs there."""
+    with locked(options.home):
+        stack = Stack(options, choose_endpoints(options), log=log)
+        async with AsyncExitStack() as cleanup:
+            cleanup.push_async_callback(stack.stop)
+            await stack.start_servers(environ)
+            await stack.start_services(environ, cleanup)
+            stack.enter("ready")
+            yield stack
+
+
+def choose_endpoints(options: StackOptions) -> Endpoints:
+    """Free ports for what is embedded. Raises DiLaServeError when the port asked for is taken."""
+    host = options.host
+    port = (
+        ports.next_free(host, DEFAULT_PORT)
+        if options.port is None
+        else ports.exactly(host, options.port)
+    )
+    nats_port = None if options.nats_url else free_port()
+    redis_port = None if options.redis_url else free_port()
+    return Endpoints(
+        gateway_url=f"http://{host}:{port}",
+        gateway_port=port,
+        nats_url=options.nats_url or f"nats://{LOOPBACK}:{nats_port}",
+        nats_port=nats_port,
+        redis_url=options.redis_url or f"redis://{LOOPBACK}:{redis_port}/0",
+        redis_port=redis_port,
+    )
+
+
+def _child_state(child: Child) -> ChildState:
+    return ChildState(
+        name=child.spec.name,
+        service=child.spec.service,
+        phase=child.phase,
+        pid=child.pid,
+        n_restarts=child.n_restarts,
+        address=child.spec.address,
+    )
