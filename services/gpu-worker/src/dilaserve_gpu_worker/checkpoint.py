@@ -1,0 +1,137 @@
+"""The files of a model folder: JSON, safetensors in one file or in shards, and their hash.
+
+Knows no model: names and shapes are asked for by the caller.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from dilaserve.errors import ModelFolderError
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_SAMPLE_BYTES = 1 << 16
+_N_SAMPLES = 256
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file. Raises ModelFolderError when missing or malformed."""
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ModelFolderError(
+            f"{path} cannot be read ({error.strerror}); "
+            "give the folder that holds config.json and model.safetensors"
+        ) from error
+    except ValueError as error:
+        raise ModelFolderError(f"{path} is not JSON ({error}); download it again") from error
+    if not isinstance(value, dict):
+        raise ModelFolderError(f"{path} holds no JSON object; download it again")
+    return value
+
+
+class Checkpoint:
+    """Named tensors of a folder, memory-mapped; a context manager that closes the files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stack = ExitStack()
+        files = {path: self._open(path) for path in weight_files(folder)}
+        self._where = {name: file for file in files.values() for name in file.keys()}  # noqa: SIM118
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the stored tensors, fp32 where they differ or are of an unusual one."""
+        stored = {file.get_slice(name).get_dtype() for name, file in self._where.items()}
+        return _DTYPES.get(stored.pop(), torch.float32) if len(stored) == 1 else torch.float32
+
+    def tensor(self, name: str, shape: Sequence[int]) -> Tensor:
+        """The tensor `name` on the CPU, as stored. Raises ModelFolderError when it is missing or
+        of another shape."""
+        if name not in self._where:
+            raise ModelFolderError(
+                f"{self._folder} lacks the tensor {name}; "
+                "its safetensors do not belong to its config.json: download both again"
+            )
+        found = self._where[name].get_slice(name).get_shape()
+        if list(found) != list(shape):
+            raise ModelFolderError(
+                f"{self._folder}: tensor {name} has shape {list(found)}, config.json says "
+                f"{list(shape)}; its safetensors do not belong to its config.json: "
+                "download both again"
+            )
+        tensor: Tensor = self._where[name].get_tensor(name)
+        return tensor
+
+    def _open(self, path: Path) -> Any:
+        try:
+            return self._stack.enter_context(safe_open(path, framework="pt"))
+        except (SafetensorError, OSError) as error:
+            raise ModelFolderError(
+                f"{path} is no readable safetensors file ({error}); download it again"
+            ) from error
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder, sorted. Raises ModelFolderError when one is missing."""
+    if (folder / _SINGLE).exists():
+        return [folder / _SINGLE]
+    if not (folder / _INDEX).exists():
+        raise ModelFolderError(
+            f"{folder} has neither {_SINGLE} nor {_INDEX}; "
+            "download the model's safetensors into the folder"
+        )
+    weight_map = read_json(folder / _INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelFolderError(f"{folder / _INDEX} has no weight_map; download it again")
+    shards = [folder / name for name in sorted(set(weight_map.values()))]
+    for shard in shards:
+        if not shard.exists():
+            raise ModelFolderError(f"{folder} lacks the shard {shard.name}; download it again")
+    return shards
+
+
+def weights_hash(folder: Path) -> str:
+    """Sixteen hex digits that tell models apart: config.json and the safetensors' contents.
+
+    Reads a file up to 16 MiB whole, of a larger one 256 evenly spaced samples of 64 KiB, its
+    header among them: 16 GB take less than a second. Raises ModelFolderError as loading does.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    digest.update(json.dumps(read_json(folder / "config.json"), sort_keys=True).encode())
+    for path in weight_files(folder):
+        _hash_samples(digest, path)
+    return digest.hexdigest()
+
+
+def _hash_samples(digest: hashlib.blake2b, path: Path) -> None:
+    size = path.stat().st_size
+    stride = max(_SAMPLE_BYTES, -(-size // _N_SAMPLES))
+    digest.update(f"{path.name} {size}".encode())
+    with path.open("rb") as file:
+        for offset in range(0, size, stride):
+            file.seek(offset)
+            digest.update(file.read(_SAMPLE_BYTES))

@@ -1,0 +1,207 @@
+"""The engine: holds requests and their KV pages, and denoises them one forward pass at a time.
+
+Runs in one thread; requests join and leave between passes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from dilaserve.messages import CacheMode
+from dilaserve_gpu_worker.attention import attention_backend
+from dilaserve_gpu_worker.engine.batch import build_batch, shape_of
+from dilaserve_gpu_worker.engine.commit import commit_rows
+from dilaserve_gpu_worker.engine.kv_pool import (
+    PAGE_TOKENS,
+    KVPool,
+    PageAllocator,
+    n_pages_for,
+    slots_of,
+)
+from dilaserve_gpu_worker.engine.runner import Runner
+from dilaserve_gpu_worker.engine.sequence import Row, Sequence
+from dilaserve_gpu_worker.engine.types import BatchOutput, Credit, EngineRequest
+from dilaserve_gpu_worker.engine.validate import check_fits, check_request
+from dilaserve_gpu_worker.models.llada import LLaDA
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The rows of one pass, sorted by shape; changes nothing but pages taken."""
+
+    rows: list[Row]
+    started_s: float
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens computed, padding left out."""
+        return sum(len(row.tokens) for row in self.rows)
+
+
+class Engine:
+    """Denoises the requests added to it, as far as their credit goes.
+
+    n_kv_tokens: size of the KV pool, rounded down to whole pages; unused without a cache.
+    max_batch_tokens: most tokens computed in one pass.
+    eos_ids, mask_id: of the model, by default what its config says.
+    """
+
+    def __init__(
+        self,
+        model: LLaDA,
+        *,
+        cache_mode: CacheMode,
+        n_kv_tokens: int,
+        max_batch_tokens: int,
+        eos_ids: Set[int] | None = None,
+        mask_id: int | None = None,
+        attention: str = "sdpa",
+        counter: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._config = model.config
+        self._cache_mode: CacheMode = cache_mode
+        self._max_batch_tokens = max_batch_tokens
+        self._eos_ids = model.config.eos_ids if eos_ids is None else eos_ids
+        self._mask_id = model.config.mask_id if mask_id is None else mask_id
+        self._counter = counter
+        self._n_pages = 0 if cache_mode == "none" else n_kv_tokens // PAGE_TOKENS
+        self._pages = PageAllocator(self._n_pages)
+        pool = (
+            KVPool(model.config, self._n_pages, device=model.device, dtype=model.dtype)
+            if cache_mode != "none"
+            else None
+        )
+        self._runner = Runner(model, pool, attention_backend(attention))
+        self._sequences: dict[str, Sequence] = {}
+        self._n_passes = 0
+
+    # --- between passes -------------------------------------------------------------------------
+
+    def add(self, request: EngineRequest) -> None:
+        """Hold a request, at any step of its life; it waits inside until KV pages are free.
+
+        In the middle of a block, with a cache, its first pass rebuilds the cache.
+        Raises NeverFitsError when it could not run even alone, InvalidRequestError when it is
+        malformed, ValueError when its id is held already.
+        """
+        if request.request_id in self._sequences:
+            raise ValueError(f"request {request.request_id} is held already; remove it first")
+        check_request(request, self._config)
+        check_fits(
+            request,
+            max_sequence_length=self._config.max_sequence_length,
+            max_batch_tokens=self._max_batch_tokens,
+            n_kv_tokens=None if self._cache_mode == "none" else self._n_pages * PAGE_TOKENS,
+        )
+        self._sequences[request.request_id] = Sequence(
+            request, mask_id=self._mask_id, eos_ids=self._eos_ids
+        )
+
+    def set_credit(self, request_id: str, credit: Credit) -> None:
+        """Replace the credit of a request that is held."""
+        self._sequences[request_id].credit = credit
+
+    def remove(self, request_id: str) -> None:
+        """Forget a request and free its pages; nothing happens when it is not held."""
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is not None:
+            self._free_pages(sequence)
+
+    def holds(self, request_id: str) -> bool:
+        """Whether the request was added and not removed."""
+        return request_id in self._sequences
+
+    def canvas(self, request_id: str) -> list[int]:
+        """Its canvas after its last step, store.records.MASKED where masked."""
+        return self._sequences[request_id].canvas()
+
+    def step_of(self, request_id: str) -> int:
+        """Number of its last step."""
+        return self._sequences[request_id].step
+
+    def has_work(self) -> bool:
+        """Whether `plan` would find a row to run."""
+        return any(True for _ in self._ready())
+
+    @property
+    def n_free_kv_tokens(self) -> int:
+        """Tokens that fit into the free pages of the KV pool."""
+        return self._pages.n_free * PAGE_TOKENS
+
+    # --- a pass ---------------------------------------------------------------------------------
+
+    def step(self) -> BatchOutput | None:
+        """One pass over what may run now; None when nothing may."""
+        plan = self.plan()
+        if plan is None:
+            return None
+        return self.unmask(plan, self.forward(plan))
+
+    def plan(self) -> Plan | None:
+        """Choose the rows of the next pass, within the token budget, least recently run first."""
+        started_s = self._counter()
+        rows: list[Row] = []
+        n_left = self._max_batch_tokens
+        for sequence in self._ready():
+            row = sequence.next_row(self._cache_mode)
+            if len(row.tokens) <= n_left:
+                self._take_pages(sequence)
+                rows.append(row)
+                n_left -= len(row.tokens)
+        return Plan(sorted(rows, key=shape_of), started_s) if rows else None
+
+    def forward(self, plan: Plan) -> Tensor:
+        """Logits of the masked positions of the rows' blocks; fills the KV pool."""
+        return self._runner.forward(build_batch(plan.rows))
+
+    def unmask(self, plan: Plan, logits: Tensor) -> BatchOutput:
+        """Commit to the canvases what the logits decide, and report it."""
+        self._n_passes += 1
+        for row in plan.rows:
+            row.sequence.last_pass = self._n_passes
+            row.sequence.cached_block = row.block
+        rows = [row for row in plan.rows if row.kind != "rebuild"]
+        steps = commit_rows(rows, logits, self._mask_id) if rows else []
+        for row in rows:
+            if row.sequence.finish_reason is not None:
+                self._free_pages(row.sequence)
+        return BatchOutput(
+            latency_s=self._counter() - plan.started_s,
+            n_tokens=plan.n_tokens,
+            n_rebuilds=len(plan.rows) - len(rows),
+            steps=steps,
+        )
+
+    # --- what can run ---------------------------------------------------------------------------
+
+    def _ready(self) -> Iterator[Sequence]:
+        """Sequences that can run now, least recently run first (then oldest). One that waits for
+        pages keeps them from those behind it, so that none starves."""
+        n_free = self._pages.n_free
+        runnable = [sequence for sequence in self._sequences.values() if sequence.may_run()]
+        for sequence in sorted(runnable, key=lambda sequence: sequence.last_pass):
+            n_wanted = self._n_pages_wanted(sequence)
+            if n_wanted <= n_free:
+                n_free -= n_wanted
+                yield sequence
+            else:
+                n_free = 0
+
+    def _n_pages_wanted(self, sequence: Sequence) -> int:
+        if self._cache_mode == "none" or sequence.pages:
+            return 0
+        return n_pages_for(sequence.n_tokens)
+
+    def _take_pages(self, sequence: Sequence) -> None:
+        n_wanted = self._n_pages_wanted(sequence)
+        if n_wanted:
+            sequence.pages = self._pages.take(n_wanted)
+            sequence.slots = slots_of(sequence.pages, sequence.n_tokens)
+
+    def _free_pages(self, sequence: Sequence) -> None:
+        self._pages.give_back(sequence.pages)
+        sequence.pages, sequence.slots, sequence.cached_block = [], None, None

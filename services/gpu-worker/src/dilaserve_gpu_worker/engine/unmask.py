@@ -1,0 +1,96 @@
+"""Unmasking, over the whole batch at once: choose a token per masked position, then which of them
+to commit. Knows neither canvas nor cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from dilaserve_gpu_worker.engine.sampling import Keys, sample, sampling_keys
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+_SAMPLED_ELEMENTS = 1 << 22
+"""Logits that are sampled at a time, which bounds the memory for fp64 noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Masked positions of a batch, N in all, request by request and ascending within one."""
+
+    request_N: Ints
+    """Index of the request in the batch."""
+    position_N: Ints
+    step_N: Ints
+    """Number of the step that would commit the position."""
+    seed_N: Keys
+    temperature_N: Floats
+    top_p_N: Floats
+
+
+@torch.inference_mode()
+def choose(logits_MV: Tensor, mask_id: int, candidates: Candidates) -> tuple[Ints, Floats]:
+    """Token and confidence per candidate. `logits_MV` is overwritten; its rows beyond the
+    candidates are padding.
+
+    Confidence is the token's softmax probability at temperature 1 over the whole vocabulary; the
+    mask token cannot be chosen. Probabilities come from fp32 exponentials, summed without the
+    token's own in fp64, so that those near 1 still differ.
+    """
+    weights_MV = torch.exp(logits_MV - logits_MV.amax(dim=-1, keepdim=True))
+    logits_MV[:, mask_id] = -torch.inf
+    tokens_M = logits_MV.argmax(dim=-1)
+    _sample_where_asked(tokens_M, logits_MV, candidates)
+    own_M = weights_MV.gather(1, tokens_M[:, None])[:, 0].double()
+    others_M = weights_MV.scatter_(1, tokens_M[:, None], 0.0).sum(dim=-1, dtype=torch.float64)
+    # One transfer; token ids are exact in fp64.
+    chosen_2M = torch.stack((tokens_M.double(), own_M / (own_M + others_M))).cpu().numpy()
+    n = len(candidates.request_N)
+    confidences = chosen_2M[1, :n]
+    if np.isnan(confidences).any():
+        raise FloatingPointError(
+            "the model's logits hold NaN: its weights are damaged, or overflow in "
+            f"{logits_MV.dtype}; check the folder, or set DILASERVE_DTYPE=float32"
+        )
+    return chosen_2M[0, :n].astype(np.int64), confidences
+
+
+def select(
+    candidates: Candidates, confidence_N: Floats, threshold_R: Floats, quota_R: Ints
+) -> Bools:
+    """Which candidates to commit: per request those strictly above its threshold and always the
+    most confident one; with a quota (0: none) that many of the most confident instead. Ties go to
+    the lowest position. R requests of the batch.
+    """
+    request_N = candidates.request_N
+    order = np.lexsort((-confidence_N, request_N))  # stable: ties stay in order of position
+    first_R = np.searchsorted(request_N, np.arange(len(threshold_R)))
+    rank_N = np.empty_like(request_N)
+    rank_N[order] = np.arange(len(order)) - first_R[request_N]
+    quota_N = quota_R[request_N]
+    above_N = (confidence_N > threshold_R[request_N]) | (rank_N == 0)
+    return np.where(quota_N > 0, rank_N < quota_N, above_N)
+
+
+def _sample_where_asked(tokens_M: Tensor, logits_MV: Tensor, candidates: Candidates) -> None:
+    """Replace greedy tokens of the candidates whose temperature is above 0."""
+    sampled = np.flatnonzero(candidates.temperature_N > 0)
+    n_rows = max(1, _SAMPLED_ELEMENTS // logits_MV.shape[1])
+    for start in range(0, len(sampled), n_rows):
+        index = sampled[start : start + n_rows]
+        rows = torch.from_numpy(index).to(logits_MV.device)
+        tokens_M[rows] = sample(
+            logits_MV[rows],
+            sampling_keys(
+                candidates.seed_N[index], candidates.position_N[index], candidates.step_N[index]
+            ),
+            torch.from_numpy(candidates.temperature_N[index]).to(logits_MV.device),
+            torch.from_numpy(candidates.top_p_N[index]).to(logits_MV.device),
+        )

@@ -1,0 +1,75 @@
+"""Whether a request can be run at all, before it is held. Knows no other request."""
+
+from __future__ import annotations
+
+import math
+
+from dilaserve.errors import InvalidRequestError
+from dilaserve.store.records import MASKED
+from dilaserve_gpu_worker.engine.types import EngineRequest, NeverFitsError
+from dilaserve_gpu_worker.models.config import ModelConfig
+
+
+def check_request(request: EngineRequest, config: ModelConfig) -> None:
+    """Raises InvalidRequestError, naming the field, for what no engine could run."""
+    _check_tokens("prompt", request.prompt, 0, config.vocab_size)
+    _check_tokens("canvas", request.canvas, MASKED, config.vocab_size)
+    _check_spec(request)
+    if request.quota is not None and request.quota < 1:
+        raise InvalidRequestError(f"quota {request.quota} is below 1; use 1", param="quota")
+
+
+def check_fits(
+    request: EngineRequest,
+    *,
+    max_sequence_length: int,
+    max_batch_tokens: int,
+    n_kv_tokens: int | None,
+) -> None:
+    """Raises NeverFitsError when a request is too long to run even alone; `n_kv_tokens` None
+    means that there is no KV pool."""
+    n_tokens = len(request.prompt) + request.spec.n_output
+    limits = {
+        "the model's max_sequence_length": max_sequence_length,
+        "max_batch_tokens": max_batch_tokens,
+    }
+    if n_kv_tokens is not None:
+        limits["the KV pool"] = n_kv_tokens
+    name, limit = min(limits.items(), key=lambda item: item[1])
+    if n_tokens > limit:
+        raise NeverFitsError(
+            f"request {request.request_id} has {n_tokens} tokens with its output, more than {name} "
+            f"({limit}); shorten its prompt or output, or raise that limit"
+        )
+
+
+def _check_tokens(name: str, tokens: list[int], least: int, vocab_size: int) -> None:
+    if tokens and not (min(tokens) >= least and max(tokens) < vocab_size):
+        wrong = next(token for token in tokens if not least <= token < vocab_size)
+        raise InvalidRequestError(
+            f"{name} holds token {wrong}, outside the model's vocabulary of {vocab_size}; "
+            "tokenize it with the model's own tokenizer",
+            param=name,
+        )
+
+
+def _check_spec(request: EngineRequest) -> None:
+    spec = request.spec
+    if len(request.canvas) != spec.n_output:
+        raise InvalidRequestError(
+            f"canvas holds {len(request.canvas)} positions, n_output is {spec.n_output}; "
+            "make them equal",
+            param="canvas",
+        )
+    for name, value in (("n_output", spec.n_output), ("block_length", spec.block_length)):
+        if value < 1:
+            raise InvalidRequestError(f"{name} {value} is below 1; use for example 32", param=name)
+    if not (math.isfinite(spec.temperature) and spec.temperature >= 0):
+        raise InvalidRequestError(
+            f"temperature {spec.temperature} is no number from 0; use for example 1.0",
+            param="temperature",
+        )
+    if not 0 < spec.top_p <= 1:
+        raise InvalidRequestError(
+            f"top_p {spec.top_p} is not above 0 and at most 1; use for example 0.95", param="top_p"
+        )
