@@ -1,0 +1,162 @@
+"""Talking to Redis or Valkey: bounded retries, the function library, errors with a remedy.
+
+Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+
+from redis import exceptions
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from dilaserve.errors import SettingsError, StoreUnavailableError
+from dilaserve.store.encoding import Field
+
+logger = logging.getLogger(__name__)
+
+LIBRARY = "dilaserve"
+MAX_CONNECTIONS = 64
+
+_RETRY_WAITS_S = (0.02, 0.1, 0.3)
+_REMEDIES = {
+    "OOM": "the store is full: raise maxmemory, or send less until requests have expired",
+    "MISCONF": "the store cannot write to its disk: free some space",
+    "READONLY": "this is a replica: point DILASERVE_REDIS_URL at the primary",
+    "NOREPLICAS": "too few replicas follow: start them, or lower min-replicas-to-write",
+    "MASTERDOWN": "the primary is down: wait for the failover",
+    "CLUSTERDOWN": "the cluster is incomplete: wait for the failover",
+    "TRYAGAIN": "slots are being moved: try again",
+    "BUSY": "another script runs: try again",
+}
+
+
+Command = Sequence[Field]
+
+
+def function_call(name: str, keys: Sequence[str], arguments: Sequence[Field]) -> Command:
+    """The command that calls a function of the library."""
+    return ["FCALL", name, len(keys), *keys, *arguments]
+
+
+class RedisServer:
+    """A pool of connections to one server; made by `open_server`."""
+
+    def __init__(self, url: str, *, timeout_s: float) -> None:
+        self._url = url
+        try:
+            pool = BlockingConnectionPool.from_url(
+                url,
+                max_connections=MAX_CONNECTIONS,
+                timeout=timeout_s,
+                socket_timeout=timeout_s,
+                socket_connect_timeout=timeout_s,
+                protocol=2,
+                retry=Retry(NoBackoff(), 0),  # `_attempts` retries, and knows what may be repeated
+            )
+        except ValueError as error:
+            raise SettingsError(
+                f"DILASERVE_REDIS_URL={url!r}: {error}; use for example redis://127.0.0.1:6379/0"
+            ) from error
+        self.client: Redis = Redis.from_pool(pool)
+
+    async def command(self, command: Command, *, retry: bool = True) -> Any:
+        """Carry out one command; see `commands`."""
+        [answer] = await self.commands([command], retry=retry)
+        return answer
+
+    async def commands(self, commands: Sequence[Command], *, retry: bool = True) -> list[Any]:
+        """Carry out commands in one round trip, each atomic by itself, and again after a lost
+        connection unless `retry` forbids it. Raises the first error once all have been carried
+        out; StoreUnavailableError for trouble that may pass."""
+        answers = await self._attempts(commands, retry=retry)
+        lost = [i for i, answer in enumerate(answers) if _is_unknown_function(answer)]
+        if lost:  # the server was restarted without its data
+            await self.load_functions()
+            again = await self._attempts([commands[i] for i in lost], retry=retry)
+            for i, answer in zip(lost, again, strict=True):
+                answers[i] = answer
+        for answer in answers:
+            if isinstance(answer, exceptions.ResponseError):
+                raise self._explain(answer)
+        return answers
+
+    async def load_functions(self) -> None:
+        """Load the function library unless the server has this very code."""
+        code = resources.files(__package__).joinpath("functions.lua").read_text()
+        listed = await self.command(["FUNCTION", "LIST", "LIBRARYNAME", LIBRARY, "WITHCODE"])
+        if code.encode() in (value for library in listed for value in library):
+            return
+        await self.command(["FUNCTION", "LOAD", "REPLACE", code])
+        logger.info("loaded the function library %s into %s", LIBRARY, self._url)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self.client.aclose()
+        await self.client.connection_pool.disconnect()
+
+    async def _attempts(self, commands: Sequence[Command], *, retry: bool) -> list[Any]:
+        waits_s = list(_RETRY_WAITS_S) if retry else []
+        while True:
+            try:
+                return await self._pipeline(commands)
+            except exceptions.ConnectionError as error:
+                if not waits_s:
+                    raise self._explain(error) from error
+                await asyncio.sleep(waits_s.pop(0))
+            except (exceptions.RedisError, OSError) as error:
+                raise self._explain(error) from error
+
+    async def _pipeline(self, commands: Sequence[Command]) -> list[Any]:
+        async with self.client.pipeline(transaction=False) as pipeline:
+            for command in commands:
+                pipeline.execute_command(*command)
+            return await pipeline.execute(raise_on_error=False)
+
+    def _explain(self, error: Exception) -> Exception:
+        text = str(error)
+        code = "OOM" if isinstance(error, exceptions.OutOfMemoryError) else text.split(" ")[0]
+        if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | OSError):
+            remedy = "start it, or set DILASERVE_REDIS_URL"
+        elif code in _REMEDIES:
+            remedy = _REMEDIES[code]
+        else:
+            return error
+        return StoreUnavailableError(f"the store at {self._url} does not serve ({text}); {remedy}")
+
+
+async def open_server(url: str, *, start_timeout_s: float, timeout_s: float) -> RedisServer:
+    """Connect, waiting up to `start_timeout_s` for the server to come up, and load the functions.
+    Raises StoreUnavailableError, SettingsError."""
+    server = RedisServer(url, timeout_s=timeout_s)
+    try:
+        await _load_patiently(server, time.monotonic() + start_timeout_s)
+    except BaseException:
+        await server.close()
+        raise
+    return server
+
+
+async def _load_patiently(server: RedisServer, deadline_s: float) -> None:
+    announced = False
+    while True:
+        try:
+            return await server.load_functions()
+        except StoreUnavailableError as error:
+            if time.monotonic() >= deadline_s:
+                raise
+            if not announced:
+                announced = True
+                logger.warning("waiting for the store: %s", error)
+            await asyncio.sleep(0.2)
+
+
+def _is_unknown_function(answer: object) -> bool:
+    return isinstance(answer, exceptions.ResponseError) and "unction not found" in str(answer)
