@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from dilaserve.errors import ModelFolderError
 from torch import Tensor
 
-from dilaserve.errors import ModelFolderError
 from dilaserve_gpu_worker.checkpoint import Checkpoint, read_json, weights_hash
 from dilaserve_gpu_worker.models.config import ModelConfig
 from dilaserve_gpu_worker.models.llada import LayerWeights, LLaDA, Weights

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from dilaserve.errors import SettingsError
 from torch import Tensor
 
-from dilaserve.errors import SettingsError
 from dilaserve_gpu_worker.attention.runs import Run
 from dilaserve_gpu_worker.attention.sdpa import attend_by_sdpa
 

@@ -47,4 +47,4 @@ def _keys(
 
 def _rows(x_THA: Tensor, n_rows: int) -> Tensor:
     """Split the flat axis into rows: THA → BHQA, a view."""
-    return x_THA.unflatten(0, (n_rows, -1)).transpose(1, 2)
+    return x_THA.view(n_rows, -1, *x_THA.shape[1:]).transpose(1, 2)

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 
+from dilaserve.messages import CacheMode
 from torch import Tensor
 
-from dilaserve.messages import CacheMode
 from dilaserve_gpu_worker.attention import attention_backend
 from dilaserve_gpu_worker.engine.batch import build_batch, shape_of
 from dilaserve_gpu_worker.engine.commit import commit_rows

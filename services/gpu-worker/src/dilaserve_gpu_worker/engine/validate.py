@@ -6,6 +6,7 @@ import math
 
 from dilaserve.errors import InvalidRequestError
 from dilaserve.store.records import MASKED
+
 from dilaserve_gpu_worker.engine.types import EngineRequest, NeverFitsError
 from dilaserve_gpu_worker.models.config import ModelConfig
 
@@ -29,17 +30,17 @@ def check_fits(
     """Raises NeverFitsError when a request is too long to run even alone; `n_kv_tokens` None
     means that there is no KV pool."""
     n_tokens = len(request.prompt) + request.spec.n_output
-    limits = {
-        "the model's max_sequence_length": max_sequence_length,
-        "max_batch_tokens": max_batch_tokens,
-    }
+    limits = [
+        ("the model's max_sequence_length", max_sequence_length, ""),
+        ("the token budget of a pass", max_batch_tokens, ", or raise DILASERVE_MAX_BATCH_TOKENS"),
+    ]
     if n_kv_tokens is not None:
-        limits["the KV pool"] = n_kv_tokens
-    name, limit = min(limits.items(), key=lambda item: item[1])
+        limits.append(("the KV pool", n_kv_tokens, ", or raise DILASERVE_KV_TOKENS"))
+    name, limit, remedy = min(limits, key=lambda each: each[1])
     if n_tokens > limit:
         raise NeverFitsError(
-            f"request {request.request_id} has {n_tokens} tokens with its output, more than {name} "
-            f"({limit}); shorten its prompt or output, or raise that limit"
+            f"request {request.request_id} has {n_tokens} tokens, prompt and output, more than "
+            f"{name} ({limit}); shorten the prompt or the output{remedy}"
         )
 
 

@@ -94,7 +94,8 @@ class LLaDA:
         attend: Attend,
     ) -> Tensor:
         n_q, n_kv = self.config.n_heads, self.config.n_kv_heads
-        qkv_TXA = F.linear(x_TD, layer.qkv_XD).unflatten(-1, (n_q + 2 * n_kv, -1))
+        qkv_TX = F.linear(x_TD, layer.qkv_XD)
+        qkv_TXA = qkv_TX.view(len(x_TD), n_q + 2 * n_kv, self.config.head_dim)
         qk_TXA = _rotate(qkv_TXA[:, : n_q + n_kv], cos_T1A, sin_T1A)
         o_THA = attend(index, qk_TXA[:, :n_q], qk_TXA[:, n_q:], qkv_TXA[:, n_q + n_kv :])
         return F.linear(o_THA.flatten(1), layer.attn_out_DX)

@@ -1,0 +1,32 @@
+"""Which device and type a model runs in, from the words that settings and options use."""
+
+from __future__ import annotations
+
+import torch
+from dilaserve.errors import SettingsError
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is the first CUDA device, else the CPU. Raises SettingsError for a device that is
+    unknown or not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise SettingsError(f"device {name!r} is unknown; use auto, cpu, cuda or cuda:0") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise SettingsError(
+            f"device {name!r} is not there, torch sees {torch.cuda.device_count()} CUDA devices; "
+            "use auto or cpu"
+        )
+    return device
+
+
+def choose_dtype(name: str) -> torch.dtype | None:
+    """The torch type called `name`; None for `auto`, see weights.load_model."""
+    if name != "auto" and name not in _DTYPES:
+        raise SettingsError(f"dtype {name!r} is unknown; use auto, {', '.join(_DTYPES)}")
+    return _DTYPES.get(name)
