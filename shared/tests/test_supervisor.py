@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+
 from dilaserve.errors import DiLaServeError
 from dilaserve.supervisor.child import Child, ChildSpec
 from dilaserve.supervisor.restarts import RestartPolicy

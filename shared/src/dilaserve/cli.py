@@ -20,7 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from dilaserve.errors import DiLaServeError
 
-__all__ = ["build_cli", "main"]
+__all__ = ["GROUP", "build_cli", "load_command", "main"]
 
 GROUP = "dilaserve.commands"
 
@@ -54,25 +54,8 @@ def build_cli(commands: Iterable[EntryPoint]) -> TyperGroup:
     return group
 
 
-class _LazyGroup(TyperGroup):
-    """Holds a stub per command, and puts the real one in its place when it is invoked."""
-
-    entries: dict[str, EntryPoint]
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        entry = self.entries.get(args[0])
-        if entry is not None:
-            self.add_command(_command(entry))
-        return super().resolve_command(ctx, args)
-
-
-def _root(
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
-) -> None:
-    """DiLaServe: serving diffusion language models within their latency promises."""
-
-
-def _command(entry: EntryPoint) -> Any:
+def load_command(entry: EntryPoint) -> Any:
+    """The command of an entry point, whose target is a function or a typer application."""
     target = entry.load()
     if isinstance(target, typer.Typer):
         app = target
@@ -82,6 +65,24 @@ def _command(entry: EntryPoint) -> Any:
     command = typer.main.get_command(app)
     command.name = entry.name
     return command
+
+
+class _LazyGroup(TyperGroup):
+    """Holds a stub per command, and puts the real one in its place when it is invoked."""
+
+    entries: dict[str, EntryPoint]
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        entry = self.entries.get(args[0])
+        if entry is not None:
+            self.add_command(load_command(entry))
+        return super().resolve_command(ctx, args)
+
+
+def _root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+) -> None:
+    """DiLaServe: serving diffusion language models within their latency promises."""
 
 
 def _help_line(entry: EntryPoint) -> str:

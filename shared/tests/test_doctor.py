@@ -1,0 +1,106 @@
+"""Each check says what is wrong and what to do."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from dilaserve import doctor
+from dilaserve.errors import ModelFolderError
+from dilaserve.model_folder import find_model, missing_parts
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"mask_token_id": 3}))
+    (folder / "model.safetensors").touch()
+    (folder / "tokenizer.json").touch()
+    return folder
+
+
+def test_old_python_is_wrong() -> None:
+    finding = doctor.check_python((3, 10))
+    assert finding.verdict == "wrong"
+    assert "install Python 3.11" in finding.remedy
+
+
+def test_this_environment_is_complete() -> None:
+    assert doctor.check_packages().verdict == "ok"
+
+
+def test_missing_binary_names_the_package() -> None:
+    finding = doctor.check_binary("x", ["no-such-server"], "no-such-package")
+    assert finding.verdict == "wrong"
+    assert "no-such-server" in finding.detail
+    assert "pip install" in finding.remedy
+
+
+def test_taken_port_is_a_note() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        finding = doctor.check_port(taken.getsockname()[1])
+    assert finding.verdict == "note"
+
+
+def test_command_that_is_missing_or_fails_says_nothing(tmp_path: Path) -> None:
+    failing = tmp_path / "failing"
+    failing.write_text("#!/bin/sh\necho out; exit 1\n")
+    failing.chmod(0o755)
+    assert doctor._output(("no-such-command",)) is None
+    assert doctor._output((str(failing),)) is None
+
+
+def test_gpu_that_torch_cannot_use_is_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 'NVIDIA H200, 143771 MiB'\n")
+    smi.chmod(0o755)
+    torch = tmp_path / "torch"
+    torch.write_text("#!/bin/sh\necho 0\n")
+    torch.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(doctor, "ASK_TORCH", (str(torch),))
+    finding = doctor.check_gpu()
+    assert finding.verdict == "note"
+    assert "H200" in finding.detail
+    assert "CUDA build" in finding.remedy
+    torch.write_text("#!/bin/sh\necho 1\n")
+    assert doctor.check_gpu().verdict == "ok"
+
+
+def test_complete_model_folder_is_found(model: Path) -> None:
+    assert find_model(model, {}) == model
+    assert find_model(None, {"DILASERVE_MODEL": str(model)}) == model
+    assert doctor.check_model(model, {}).verdict == "ok"
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("config.json", "no config.json"),
+        ("model.safetensors", "no *.safetensors"),
+        ("tokenizer.json", "no tokenizer.json"),
+    ],
+)
+def test_missing_part_of_a_model_is_named(model: Path, name: str, fault: str) -> None:
+    (model / name).unlink()
+    assert missing_parts(model) == [fault]
+    with pytest.raises(ModelFolderError, match="give a folder"):
+        find_model(model, {})
+    assert doctor.check_model(model, {}).verdict == "wrong"
+
+
+def test_config_without_a_mask_token_is_wrong(model: Path) -> None:
+    (model / "config.json").write_text("{}")
+    assert missing_parts(model) == ["config.json has no mask_token_id"]
+
+
+def test_bundled_model_is_the_default() -> None:
+    assert find_model(None, {}).parts[-2:] == ("models", "tiny")
