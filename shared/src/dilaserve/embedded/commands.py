@@ -22,7 +22,12 @@ def nats_argv(port: int, *, host: str = LOOPBACK) -> list[str]:
 
 
 def valkey_argv(
-    port: int, directory: Path, *, host: str = LOOPBACK, max_memory: int = DEFAULT_MAX_MEMORY
+    port: int,
+    directory: Path,
+    *,
+    host: str = LOOPBACK,
+    max_memory: int = DEFAULT_MAX_MEMORY,
+    n_databases: int = 16,
 ) -> list[str]:
     """Command of a Valkey (or Redis) server that keeps an append-only file in `directory`, loses
     at most a second, and refuses writes above `max_memory` bytes instead of evicting requests.
@@ -34,7 +39,7 @@ def valkey_argv(
         *("--bind", host, "--port", str(port), "--dir", str(directory)),
         *("--appendonly", "yes", "--appendfsync", "everysec", "--save", ""),
         *("--maxmemory", str(max_memory), "--maxmemory-policy", "noeviction"),
-        *("--daemonize", "no"),
+        *("--databases", str(n_databases), "--daemonize", "no"),
     ]
 
 

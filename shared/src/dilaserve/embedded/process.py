@@ -46,7 +46,11 @@ async def start_nats(*, port: int = 0) -> AsyncIterator[EmbeddedServer]:
 
 @asynccontextmanager
 async def start_valkey(
-    *, port: int = 0, directory: Path | None = None, max_memory: int = DEFAULT_MAX_MEMORY
+    *,
+    port: int = 0,
+    directory: Path | None = None,
+    max_memory: int = DEFAULT_MAX_MEMORY,
+    n_databases: int = 16,
 ) -> AsyncIterator[EmbeddedServer]:
     """A Valkey server on loopback (port 0 takes a free one), stopped at the end. Its append-only
     file lives in `directory`, by default a temporary one.
@@ -58,7 +62,7 @@ async def start_valkey(
             name="valkey",
             url=f"redis://{LOOPBACK}:{port}/0",
             port=port,
-            argv=valkey_argv(port, directory, max_memory=max_memory),
+            argv=valkey_argv(port, directory, max_memory=max_memory, n_databases=n_databases),
             answers=valkey_answers,
             log_path=directory / "valkey.log",
         )

@@ -45,8 +45,12 @@ class Store(Protocol):
 
     # --- scheduler: each carries its term, a lower one than the stored answers `stale_term` ------
 
-    async def admit(self, request_id: str, *, term: int, owner: str) -> AdmitAnswer:
-        """`new` → `active` with epoch 1 and the owner ("" = parked). Repeated: `already`."""
+    async def admit(
+        self, request_id: str, *, term: int, owner: str, min_epoch: int = 1
+    ) -> AdmitAnswer:
+        """`new` → `active` with epoch `min_epoch` and the owner ("" = parked). Repeated:
+        `already`. An epoch above 1 is for a request that had been admitted before and whose
+        admission the store lost: no epoch is ever given to two owners."""
         ...
 
     async def reassign(

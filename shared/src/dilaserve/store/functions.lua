@@ -40,14 +40,14 @@ end
 
 local function admit(keys, args)
   local record, active, term_key = keys[1], keys[2], keys[3]
-  local id, term, owner = args[1], args[2], args[3]
+  local id, term, owner, epoch = args[1], args[2], args[3], tonumber(args[4])
   local stale, at = is_stale(term_key, term), placement(record)
   if stale then return answer('stale_term', at) end
   if not at.state then return answer('missing', at) end
   if TERMINAL[at.state] then return answer('terminal', at) end
   if at.state ~= 'new' then return answer('already', at) end
-  at.epoch, at.owner = 1, owner
-  redis.call('HSET', record, 'state', 'active', 'epoch', 1, 'term', term, 'owner', owner)
+  at.epoch, at.owner = epoch, owner
+  redis.call('HSET', record, 'state', 'active', 'epoch', epoch, 'term', term, 'owner', owner)
   redis.call('PERSIST', record)
   redis.call('SADD', active, id)
   return answer('admitted', at)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -67,7 +67,7 @@ class _Data:
     term: int = 0
 
 
-def _call(method: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+def _call(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
     """Let a method fail as a server would: before (down) or after (answer lost) it is done."""
 
     @wraps(method)
@@ -138,7 +138,9 @@ class MemoryStore:
     # --- scheduler -----------------------------------------------------------------------------
 
     @_call
-    async def admit(self, request_id: str, *, term: int, owner: str) -> AdmitAnswer:
+    async def admit(
+        self, request_id: str, *, term: int, owner: str, min_epoch: int = 1
+    ) -> AdmitAnswer:
         """See Store.admit."""
         fresh, record = self._raise_term(term), self._find(request_id)
         if not fresh:
@@ -148,7 +150,8 @@ class MemoryStore:
         if record.state != "new":
             return _admit_answer("terminal" if is_terminal(record.state) else "already", record)
         record.state = advance(record.state, "admit")
-        record.epoch, record.term, record.owner, record.expires_s = 1, term, owner, None
+        record.epoch, record.term, record.owner = max(1, min_epoch), term, owner
+        record.expires_s = None
         return _admit_answer("admitted", record)
 
     @_call

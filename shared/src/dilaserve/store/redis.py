@@ -68,14 +68,16 @@ class RedisStore:
 
     # --- scheduler -----------------------------------------------------------------------------
 
-    async def admit(self, request_id: str, *, term: int, owner: str) -> AdmitAnswer:
+    async def admit(
+        self, request_id: str, *, term: int, owner: str, min_epoch: int = 1
+    ) -> AdmitAnswer:
         """See Store.admit."""
         shard = keys.shard_of(request_id)
         outcome, epoch, step, stored_owner, _ = await self._server.command(
             function_call(
                 "dls_admit",
                 [keys.record(request_id), keys.active(shard), keys.term(shard)],
-                [request_id, term, owner],
+                [request_id, term, owner, max(1, min_epoch)],
             )
         )
         return AdmitAnswer(

@@ -1,0 +1,3 @@
+"""Fixtures that every test may use: see dilaserve.testing."""
+
+pytest_plugins = ["dilaserve.testing"]
