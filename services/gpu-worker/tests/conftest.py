@@ -1,0 +1,108 @@
+"""Fixtures of the engine's tests: small random checkpoints, and the golden ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from dilaserve_gpu_worker.models.llada import LLaDA
+from dilaserve_gpu_worker.weights import load_model
+
+GOLDEN = Path(__file__).parents[4] / "shared" / "golden" / "llada-mha"
+
+CONFIG: dict[str, Any] = {
+    "model_type": "llada",
+    "d_model": 48,
+    "n_heads": 4,
+    "n_kv_heads": 4,
+    "n_layers": 2,
+    "mlp_hidden_size": 72,
+    "vocab_size": 61,
+    "max_sequence_length": 512,
+    "rope_theta": 500.0,
+    "mask_token_id": 60,
+    "eos_token_id": 59,
+}
+
+MakeFolder = Callable[..., Path]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def make_folder(tmp_path_factory: pytest.TempPathFactory) -> MakeFolder:
+    """Writes a random checkpoint in LLaDA's format; keywords override config.json."""
+
+    def make(**overrides: Any) -> Path:
+        folder = tmp_path_factory.mktemp("model")
+        config = CONFIG | overrides
+        (folder / "config.json").write_text(json.dumps(config))
+        save_file(random_tensors(config), folder / "model.safetensors")
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def model(make_folder: MakeFolder) -> LLaDA:
+    return load_model(make_folder())
+
+
+@pytest.fixture(scope="session")
+def grouped_model(make_folder: MakeFolder) -> LLaDA:
+    """Four query heads over two key/value heads."""
+    return load_model(make_folder(n_kv_heads=2))
+
+
+@pytest.fixture(scope="session")
+def golden_folder() -> Path:
+    if not GOLDEN.is_dir():
+        pytest.skip("../shared/golden is absent: no reference outputs to compare with")
+    return GOLDEN
+
+
+@pytest.fixture(scope="session")
+def golden_model(golden_folder: Path) -> LLaDA:
+    return load_model(golden_folder)
+
+
+def random_tensors(config: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Weights whose predictions are spread from unsure to sure, as a trained model's are."""
+    generator = torch.Generator().manual_seed(7)
+    d, f, v = config["d_model"], config["mlp_hidden_size"], config["vocab_size"]
+    kv = d // config["n_heads"] * config["n_kv_heads"]
+
+    def matrix(n_rows: int, n_columns: int, gain: float = 1.0) -> torch.Tensor:
+        return torch.randn(n_rows, n_columns, generator=generator) * gain / n_columns**0.5
+
+    def norm() -> torch.Tensor:
+        return 1 + 0.1 * torch.randn(d, generator=generator)
+
+    tensors = {
+        "wte": torch.randn(v, d, generator=generator),
+        "ln_f": norm(),
+        "ff_out": matrix(v, d, gain=5.0),
+    }
+    for index in range(config["n_layers"]):
+        block = {
+            "attn_norm": norm(),
+            "q_proj": matrix(d, d, gain=2.0),
+            "k_proj": matrix(kv, d, gain=2.0),
+            "v_proj": matrix(kv, d),
+            "attn_out": matrix(d, d),
+            "ff_norm": norm(),
+            "ff_proj": matrix(f, d),
+            "up_proj": matrix(f, d),
+            "ff_out": matrix(d, f),
+        }
+        tensors |= {f"blocks.{index}.{name}": tensor for name, tensor in block.items()}
+    return {f"model.transformer.{name}.weight": tensor for name, tensor in tensors.items()}
