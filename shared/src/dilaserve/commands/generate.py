@@ -1,0 +1,82 @@
+"""`dilaserve generate`: one answer from the gateway, as text or as a canvas being denoised."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from dilaserve.client import connect_gateway, model_ids, stream_chat, stream_events
+from dilaserve.commands.canvas import Canvas
+from dilaserve.commands.options import GatewayUrl, gateway_url_or_found
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to ask.")],
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show tokens appearing out of order.")
+    ] = False,
+    model: Annotated[str | None, typer.Option(help="Model; default: the first served.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Length of the canvas.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0: greedy.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Nucleus of the sampling.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
+    slo_ms: Annotated[int | None, typer.Option(help="Latency objective, milliseconds.")] = None,
+    priority: Annotated[int | None, typer.Option(help="Higher goes first.")] = None,
+    min_confidence: Annotated[
+        float | None, typer.Option(help="Lowest confidence threshold to allow.")
+    ] = None,
+    url: GatewayUrl = None,
+) -> None:
+    """Stream an answer to a prompt."""
+    options = {
+        "model": model,
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "seed": seed,
+        "slo_ms": slo_ms,
+        "priority": priority,
+        "min_confidence": min_confidence,
+    }
+    body = {"messages": [{"role": "user", "content": prompt}]} | {
+        name: value for name, value in options.items() if value is not None
+    }
+    asyncio.run(_generate(gateway_url_or_found(url), body, watch))
+
+
+async def _generate(url: str, body: dict[str, Any], watch: bool) -> None:
+    async with connect_gateway(url) as client:
+        if "model" not in body:
+            body["model"] = (await model_ids(client))[0]
+        await (_watch(client, body) if watch else _print(client, body))
+
+
+async def _print(client: httpx.AsyncClient, body: dict[str, Any]) -> None:
+    async for text in stream_chat(client, body):
+        typer.echo(text, nl=False)
+    typer.echo()
+
+
+async def _watch(client: httpx.AsyncClient, body: dict[str, Any]) -> None:
+    console = Console(highlight=False)
+    canvas = Canvas(body.get("max_tokens", 0))
+    started = time.perf_counter()
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        async for event in stream_events(client, "/v1/denoise", body):
+            if event["object"] == "denoise.start":
+                canvas = Canvas(event.get("n_output", body.get("max_tokens", 0)))
+            elif event["object"] == "denoise.step":
+                canvas.apply(event)
+                if console.is_terminal:
+                    live.update(canvas.draw(), refresh=True)
+                else:
+                    console.print(f"step {canvas.n_steps}", canvas.draw(), sep="\n")
+    elapsed_ms = 1000 * (time.perf_counter() - started)
+    console.print(canvas.draw(show_new=False))
+    console.print(f"{canvas.n_tokens} tokens in {canvas.n_steps} steps, {elapsed_ms:.0f} ms")
