@@ -1,4 +1,4 @@
-"""The registry of every metric and span: name, unit, labels, and which services emit it.
+"""The registry of every metric: name, unit, labels, and which services emit it. Spans: spans.py.
 
 Names with `vllm:` mean what they mean in vLLM, so that its dashboards carry over; what is new is
 `dilaserve:`. Anyone adds rows; an undeclared name or label raises where it is used.
@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Service = Literal["gateway", "scheduler", "gpu-worker"]
+from dilaserve.telemetry.spans import SPANS, Service, Span
+
+__all__ = ["METRICS", "SPANS", "Metric", "Service", "Span"]
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
 """Latencies of requests and steps."""
@@ -34,18 +36,6 @@ class Metric:
     """Each use gives exactly these."""
     buckets: tuple[float, ...] = ()
     """Upper bounds, inclusive; histograms only."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A declared span and the attributes that it may carry."""
-
-    name: str
-    help: str
-    services: tuple[Service, ...]
-    parent: str
-    """Name of the parent span, `remote` for the client's, empty for none."""
-    attributes: tuple[str, ...] = ()
 
 
 _METRICS = (
@@ -302,86 +292,4 @@ _METRICS = (
     ),
 )
 
-_SPANS = (
-    Span(
-        "gateway.request",
-        "A request from its arrival to its last token; GenAI semantic conventions",
-        ("gateway",),
-        parent="remote",
-        attributes=(
-            "gen_ai.operation.name",
-            "gen_ai.provider.name",
-            "gen_ai.request.model",
-            "gen_ai.request.max_tokens",
-            "gen_ai.request.temperature",
-            "gen_ai.request.top_p",
-            "gen_ai.request.seed",
-            "gen_ai.request.choice.count",
-            "gen_ai.request.stop_sequences",
-            "gen_ai.response.id",
-            "gen_ai.response.model",
-            "gen_ai.response.finish_reasons",
-            "gen_ai.usage.input_tokens",
-            "gen_ai.usage.output_tokens",
-            "error.type",
-            "http.request.method",
-            "http.response.status_code",
-            "http.route",
-            "dilaserve.request_id",
-        ),
-    ),
-    Span(
-        "scheduler.admit",
-        "Admission of a request: policy, store, first command",
-        ("scheduler",),
-        parent="gateway.request",
-        attributes=(
-            "dilaserve.request_id",
-            "dilaserve.instance_id",
-            "dilaserve.threshold",
-            "dilaserve.outcome",
-        ),
-    ),
-    Span(
-        "scheduler.reassign",
-        "A change of owner: of a dead instance, of a drained one, or for a gain",
-        ("scheduler",),
-        parent="gateway.request",
-        attributes=(
-            "dilaserve.request_id",
-            "dilaserve.instance_id",
-            "dilaserve.epoch",
-            "dilaserve.cause",
-            "dilaserve.outcome",
-        ),
-    ),
-    Span(
-        "worker.request",
-        "A request at one epoch on one instance, from load to release",
-        ("gpu-worker",),
-        parent="scheduler.admit",
-        attributes=(
-            "dilaserve.request_id",
-            "dilaserve.instance_id",
-            "dilaserve.epoch",
-            "dilaserve.steps",
-            "dilaserve.outcome",
-        ),
-    ),
-    Span(
-        "worker.step",
-        "One forward pass of a batch, linked to the worker.request of each member",
-        ("gpu-worker",),
-        parent="",
-        attributes=(
-            "dilaserve.instance_id",
-            "dilaserve.n_requests",
-            "dilaserve.n_tokens",
-            "dilaserve.n_rebuilds",
-            "dilaserve.tp_degree",
-        ),
-    ),
-)
-
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _METRICS}
-SPANS: dict[str, Span] = {span.name: span for span in _SPANS}
