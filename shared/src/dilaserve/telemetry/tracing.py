@@ -27,7 +27,7 @@ class DeclaredSpans(SpanProcessor):
     def __init__(self) -> None:
         self.started: set[str] = set()
 
-    def on_start(self, span: Span, parent_context: Context | None = None) -> None:  # noqa: ARG002
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         """Called by the SDK in the thread that starts the span."""
         if span.name not in SPANS:
             raise ValueError(
