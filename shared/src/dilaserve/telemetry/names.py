@@ -286,7 +286,7 @@ _METRICS = (
         "dilaserve:messages_dropped_total",
         "counter",
         "{message}",
-        "Messages dropped: unknown tag or malformed (`invalid`), or stale",
+        "Messages dropped: unknown tag or malformed (`invalid`), `stale`, or `unsent`: no bus",
         ("gateway", "scheduler", "gpu-worker"),
         ("reason",),
     ),

@@ -1,0 +1,108 @@
+"""The worker's process: settings → model → engine → bus and store → serve."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+import uvloop
+from torch import Tensor
+
+from dilaserve.bus.nats import connect_nats
+from dilaserve.crashpoints import CrashPoints
+from dilaserve.errors import BusUnavailableError, DiLaServeError
+from dilaserve.messages import InstanceInfo
+from dilaserve.settings import load
+from dilaserve.store.redis import connect_redis
+from dilaserve.telemetry import Telemetry
+from dilaserve_gpu_worker.engine.engine import Engine, Plan
+from dilaserve_gpu_worker.loading import load_engine, use_cores
+from dilaserve_gpu_worker.service import WorkerService
+from dilaserve_gpu_worker.settings import WorkerSettings
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def main() -> None:
+    """Serve until SIGTERM, SIGINT or a StopCommand (exit code 0), or an error (1)."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda *_: sys.exit(0))
+    try:
+        settings = load(WorkerSettings, os.environ)
+        crash = CrashPoints(settings.crash_at)
+        use_cores(settings.cpu_affinity)
+        engine, info = load_engine(settings)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(settings, engine, info, crash))
+    except asyncio.CancelledError:
+        return  # a stop signal before there was anything to finish
+    except DiLaServeError as error:
+        sys.stderr.write(f"dilaserve-gpu-worker: {error}\n")
+        sys.exit(1)
+
+
+async def _serve(
+    settings: WorkerSettings, engine: Engine, info: InstanceInfo, crash: CrashPoints
+) -> None:
+    _on_stop_signals(_cancel_current_task())
+    closed = asyncio.Event()
+    async with AsyncExitStack() as stack:
+        telemetry = Telemetry.start(
+            service="gpu-worker", service_id=info.instance_id, settings=settings
+        )
+        stack.callback(telemetry.close)
+        bus = await connect_nats(
+            settings.nats_url,
+            name=info.instance_id,
+            start_timeout_s=settings.start_timeout_s,
+            on_closed=closed.set,
+        )
+        stack.push_async_callback(bus.close)
+        store = await connect_redis(settings.redis_url, start_timeout_s=settings.start_timeout_s)
+        stack.push_async_callback(store.close)
+        service = WorkerService(
+            engine,
+            bus,
+            store,
+            info,
+            telemetry=telemetry,
+            clock=time.perf_counter,
+            crash=crash,
+            heartbeat_s=settings.heartbeat_ms / 1000,
+            stop_timeout_s=settings.stop_timeout_s,
+        )
+        _on_stop_signals(service.stop)
+        await _run_while_open(service, closed)
+
+
+async def _run_while_open(service: WorkerService[Plan, Tensor], closed: asyncio.Event) -> None:
+    running = asyncio.create_task(service.run())
+    closing = asyncio.create_task(closed.wait())
+    try:
+        await asyncio.wait([running, closing], return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            raise BusUnavailableError("NATS closed the connection for good; see the log above")
+        await running
+    finally:
+        running.cancel()
+        closing.cancel()
+
+
+def _on_stop_signals(stop: Callable[[str], object]) -> None:
+    for number in STOP_SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, stop, number.name)
+
+
+def _cancel_current_task() -> Callable[[str], object]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task.cancel
+
+
+if __name__ == "__main__":
+    main()

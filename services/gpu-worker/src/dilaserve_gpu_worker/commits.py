@@ -1,0 +1,87 @@
+"""Commits the steps of one pass: one round trip, and a second one for what the store has lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from dilaserve.messages import CommitOutcome
+from dilaserve.store import Store
+from dilaserve.store.records import Commit
+from dilaserve_gpu_worker.holdings import Unanswered
+from dilaserve_gpu_worker.observe import WorkerMetrics
+from dilaserve_gpu_worker.patience import until_answered
+
+__all__ = ["Committer"]
+
+
+class Committer:
+    """Writes for one instance. `give_up` ends the wait for a store that does not answer."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        worker: str,
+        metrics: WorkerMetrics,
+        clock: Callable[[], float],
+        give_up: asyncio.Event,
+    ) -> None:
+        self._store = store
+        self._worker = worker
+        self._metrics = metrics
+        self._clock = clock
+        self._give_up = give_up
+
+    async def commit(
+        self, steps: Sequence[Unanswered], latency_ms: float
+    ) -> list[CommitOutcome] | None:
+        """One answer per step, in order; `gap` only if even the whole canvas was not taken.
+        None when the wait was given up: the steps may or may not be stored."""
+        outcomes = await self._ask([self._step(s, latency_ms) for s in steps])
+        if outcomes is None:
+            return None
+        gaps = [i for i, outcome in enumerate(outcomes) if outcome == "gap"]
+        if gaps:
+            again = await self._ask([self._canvas(steps[i], latency_ms) for i in gaps])
+            if again is None:
+                return None
+            for i, outcome in zip(gaps, again, strict=True):
+                outcomes[i] = outcome
+        return outcomes
+
+    async def _ask(self, commits: list[Commit]) -> list[CommitOutcome] | None:
+        if not commits:
+            return []
+        started = self._clock()
+        outcomes = await until_answered(
+            lambda: self._store.commit(commits),
+            what=f"commit of {len(commits)} steps",
+            give_up=self._give_up,
+        )
+        if outcomes is not None:
+            self._metrics.answered(self._clock() - started, outcomes)
+        return outcomes
+
+    def _step(self, step: Unanswered, latency_ms: float, canvas: list[int] | None = None) -> Commit:
+        holding, output = step
+        return Commit(
+            request_id=output.request_id,
+            epoch=holding.epoch,
+            step=output.step,
+            block=output.block,
+            kind=output.kind,
+            threshold=output.threshold,
+            worker=self._worker,
+            latency_ms=latency_ms,
+            positions=output.positions,
+            tokens=output.tokens,
+            confidences=output.confidences,
+            stats=output.stats,
+            finish_reason=output.finish_reason,
+            canvas=canvas,
+        )
+
+    def _canvas(self, step: Unanswered, latency_ms: float) -> Commit:
+        holding, output = step
+        return self._step(step, latency_ms, holding.canvas_after(output))

@@ -1,0 +1,246 @@
+"""The worker's loop: commands → records → pass → commit → report (DESIGN sections 3 and 4).
+
+Commit first, then emit; at most one pass runs ahead of an unanswered commit. Knows no tensors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Generic
+
+import msgspec
+
+from dilaserve import __version__, subjects
+from dilaserve.bus import Bus, BusMessage, ServiceCard
+from dilaserve.crashpoints import CrashPoints
+from dilaserve.messages import (
+    CommitOutcome,
+    InstanceInfo,
+    StepCommand,
+    StopCommand,
+    decode_to_worker,
+)
+from dilaserve.store import Store
+from dilaserve.telemetry import Telemetry
+from dilaserve_gpu_worker.commits import Committer
+from dilaserve_gpu_worker.engine.types import BatchOutput
+from dilaserve_gpu_worker.holdings import Holdings, Unanswered
+from dilaserve_gpu_worker.observe import RequestTraces, WorkerMetrics
+from dilaserve_gpu_worker.passes import LogitsT, PassEngine, Passes, PlanT
+from dilaserve_gpu_worker.patience import until_answered
+from dilaserve_gpu_worker.reports import Reports
+
+__all__ = ["WorkerService"]
+
+log = logging.getLogger(__name__)
+
+
+class WorkerService(Generic[PlanT, LogitsT]):
+    """One instance: serves until it is stopped."""
+
+    def __init__(
+        self,
+        engine: PassEngine[PlanT, LogitsT],
+        bus: Bus,
+        store: Store,
+        info: InstanceInfo,
+        *,
+        telemetry: Telemetry,
+        clock: Callable[[], float],
+        crash: CrashPoints | None = None,
+        heartbeat_s: float = 0.25,
+        stop_timeout_s: float = 5.0,
+    ) -> None:
+        self._engine = engine
+        self._bus = bus
+        self._store = store
+        self._info = info
+        self._address = telemetry.address
+        self._heartbeat_s = heartbeat_s
+        self._stop_timeout_s = stop_timeout_s
+        self._crash = crash or CrashPoints()
+        self._wake = asyncio.Event()
+        self._give_up = asyncio.Event()
+        self._stop_reason: str | None = None
+        self._commands: deque[StepCommand] = deque()
+        self._applied = (0, 0)
+        self._batch = 0
+        self._n_free_kv_tokens = engine.n_free_kv_tokens
+        self._settling: asyncio.Task[None] | None = None
+        self._unanswered: Sequence[Unanswered] = ()
+        self._metrics = WorkerMetrics(telemetry, info)
+        self._reports = Reports(bus, info, self._metrics)
+        self._passes = Passes(engine, self._crash)
+        self._holdings = Holdings(
+            engine,
+            instance_id=info.instance_id,
+            model_id=info.model_id,
+            traces=RequestTraces(telemetry.tracer, info.instance_id),
+        )
+        self._committer = Committer(
+            store,
+            worker=info.instance_id,
+            metrics=self._metrics,
+            clock=clock,
+            give_up=self._give_up,
+        )
+        self._metrics.gauges(lambda: len(self._holdings), lambda: self._n_free_kv_tokens)
+
+    async def run(self) -> None:
+        """Warm up, join, serve until `stop`, leave. A part that fails ends the whole."""
+        await self._passes.warm_up(self._info.block_length)
+        listening = [
+            await self._bus.subscribe(subjects.command_step(self._info.instance_id), self._receive),
+            await self._bus.subscribe(subjects.command_stop(self._info.instance_id), self._receive),
+            await self._bus.serve(self._card(), []),
+        ]
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                heart = tasks.create_task(self._beat())
+                await self._serve(tasks)
+                heart.cancel()
+            for subscription in listening:
+                await subscription.unsubscribe()
+            await self._reports.down(self._stop_reason or "")
+        finally:
+            self._passes.close()
+            self._holdings.close()
+
+    def stop(self, reason: str) -> None:
+        """End `run` after the pass in flight and its commit, which may take `stop_timeout_s`."""
+        if self._stop_reason is None:
+            self._stop_reason = reason
+            asyncio.get_running_loop().call_later(self._stop_timeout_s, self._give_up.set)
+            self._wake.set()
+
+    # --- the loop ------------------------------------------------------------------------------
+
+    async def _serve(self, tasks: asyncio.TaskGroup) -> None:
+        await self._reports.up()
+        while self._stop_reason is None:
+            self._wake.clear()
+            await self._catch_up()
+            if not await self._step(tasks):
+                await self._wake.wait()
+        await self._settled()
+
+    async def _catch_up(self) -> None:
+        """Between two passes: apply commands, load what is wanted, free what ended."""
+        applied = self._applied
+        while self._commands:
+            command = self._commands.popleft()
+            if (command.term, command.seq) <= applied:
+                self._metrics.dropped("stale")
+                continue
+            applied = (command.term, command.seq)
+            self._holdings.apply(command)
+        if self._holdings.wanted:
+            await self._load()
+        self._holdings.sweep()
+        # Said only now: whoever reads it in a heartbeat must find the requests in it, too.
+        self._applied = applied
+        self._n_free_kv_tokens = self._engine.n_free_kv_tokens
+
+    async def _load(self) -> None:
+        wanted = self._holdings.wanted
+        if any(holding.request_id in wanted for holding, _ in self._unanswered):
+            # Only after the answer is it known which canvas is the committed one.
+            await self._settled()
+        items = list(wanted.values())
+        records = await until_answered(
+            lambda: self._store.load([item.request_id for item in items]),
+            what=f"load of {len(items)} requests",
+            give_up=self._give_up,
+        )
+        if records is None:
+            return
+        pairs = zip(items, records, strict=True)
+        rejected = [r for item, record in pairs if (r := self._holdings.take(item, record))]
+        if rejected:
+            await self._reports.rejected(self._batch, rejected)
+
+    async def _step(self, tasks: asyncio.TaskGroup) -> bool:
+        """Run a pass and begin to commit it, after the answers to the one before."""
+        if self._stop_reason is not None or not self._engine.has_work():
+            return False
+        output = await self._passes.run()
+        if output is None:
+            return False
+        self._batch += 1
+        await self._settled()
+        self._unanswered = self._holdings.unanswered(output.steps)
+        self._metrics.pass_done(output, [holding.trace for holding, _ in self._unanswered])
+        self._settling = tasks.create_task(self._settle(self._batch, output, self._unanswered))
+        return True
+
+    async def _settled(self) -> None:
+        if self._settling is not None:
+            await self._settling
+        self._settling = None
+        self._unanswered = ()
+
+    async def _settle(self, batch: int, output: BatchOutput, steps: Sequence[Unanswered]) -> None:
+        outcomes = await self._committer.commit(steps, output.latency_s * 1000)
+        if outcomes is None:
+            log.warning("stopped before the store answered %d commits", len(steps))
+            return
+        if steps:
+            self._crash.reach("worker.after_commit")
+        await self._emit(steps, outcomes)
+        await self._reports.step(batch, output, steps, outcomes)
+        self._wake.set()
+
+    async def _emit(self, steps: Sequence[Unanswered], outcomes: Sequence[CommitOutcome]) -> None:
+        stored = []
+        for (holding, output), outcome in zip(steps, outcomes, strict=True):
+            if outcome not in ("committed", "duplicate"):
+                self._holdings.forget(holding, outcome)
+                continue
+            stored.append(output)
+            self._holdings.committed(holding, output)
+            if output.finish_reason is not None:
+                self._holdings.forget(holding, "finished")
+            await self._reports.tokens(holding, output)
+        self._metrics.committed(stored)
+
+    # --- beside the loop -----------------------------------------------------------------------
+
+    def _receive(self, message: BusMessage) -> None:
+        try:
+            command = decode_to_worker(message.data)
+        except msgspec.DecodeError as error:
+            log.warning("dropped a message on %s: %s", message.subject, error)
+            self._metrics.dropped("invalid")
+            return
+        match command:
+            case StepCommand():
+                self._crash.reach("worker.command_in_flight")
+                self._commands.append(command)
+                self._wake.set()
+            case StopCommand():
+                self.stop(command.reason or "stop command")
+
+    async def _beat(self) -> None:
+        while True:
+            await self._reports.heartbeat(
+                applied=self._applied,
+                n_free_kv_tokens=self._n_free_kv_tokens,
+                holds=self._holdings.report(),
+            )
+            await asyncio.sleep(self._heartbeat_s)
+
+    def _card(self) -> ServiceCard:
+        return ServiceCard(
+            name="gpu-worker",
+            version=__version__,
+            description="denoises canvases of masked tokens, step by step",
+            metadata={
+                "id": self._info.instance_id,
+                "pid": str(self._info.pid),
+                "address": self._address,
+                "host": self._info.host,
+            },
+        )

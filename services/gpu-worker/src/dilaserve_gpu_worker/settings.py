@@ -1,0 +1,29 @@
+"""The worker's settings: which model, in which form, and how it serves."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from dilaserve.messages import CacheMode
+from dilaserve.settings import CommonSettings
+
+
+class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
+    """Read from DILASERVE_* variables, once, in `__main__`."""
+
+    model: Annotated[str, "folder of the model: config.json and *.safetensors"]
+    model_name: Annotated[str, "id of the model in the API; empty: the folder's name"] = ""
+    worker_name: Annotated[str, "name of the instance that survives a restart of its process"] = (
+        "worker"
+    )
+    block_length: Annotated[int, "tokens in a block"] = 32
+    cache_mode: Annotated[CacheMode, "none, prefix or dual"] = "dual"
+    device: Annotated[str, "auto, cpu, cuda or cuda:N"] = "auto"
+    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], "type of weights"] = "auto"
+    max_batch_tokens: Annotated[int, "most tokens computed in one forward pass"] = 8192
+    kv_tokens: Annotated[int, "size of the KV pool in tokens; 0: sized from free memory"] = 0
+    threads: Annotated[int, "torch threads of one process"] = 1
+    cpu_affinity: Annotated[str, "cores to run on, such as 0 or 0,1; empty: any"] = ""
+    heartbeat_ms: Annotated[int, "time between two heartbeats"] = 250
+    start_timeout_s: Annotated[float, "how long to wait for NATS and Redis at the start"] = 30.0
+    stop_timeout_s: Annotated[float, "how long a stop waits for the store to answer"] = 5.0
