@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+State = TypeVar("State", bound=str)
+Event = TypeVar("Event", bound=str)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -21,11 +25,10 @@ def first_line(docstring: str | None) -> str:
     return " ".join((docstring or "").strip().partition("\n\n")[0].split())
 
 
-def mermaid(
-    transitions: Mapping[tuple[str, str], str], *, start: str, ends: Collection[str]
-) -> str:
+def mermaid(transitions: Mapping[tuple[State, Event], State], *, start: State) -> str:
     """A state diagram; events between the same two states share an arrow."""
-    arrows: dict[tuple[str, str], list[str]] = {}
+    ends = set(transitions.values()) - {state for state, _ in transitions}
+    arrows: dict[tuple[State, State], list[Event]] = {}
     for (state, event), after in transitions.items():
         arrows.setdefault((state, after), []).append(event)
     return "\n".join(
