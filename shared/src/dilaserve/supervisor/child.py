@@ -115,6 +115,7 @@ class Child:
 
     async def _run_once(self) -> bool:
         """Run the process to its end; whether it was ready at some time."""
+        self.tail.clear()
         try:
             process, log_end = await self._spawn()
         except OSError as error:

@@ -46,6 +46,7 @@ class Stack:
         self.endpoints = endpoints
         self.phase: StackPhase = "starting"
         self._options = options
+        self._data = options.home / "valkey"
         self._supervisor = Supervisor(policy=RestartPolicy(), log=log, changed=self.save)
 
     def __getitem__(self, name: str) -> Child:
@@ -76,10 +77,11 @@ class Stack:
 
     async def start_servers(self, environ: Mapping[str, str]) -> None:
         """Start NATS and Valkey, and wait until they answer."""
-        data = self._options.home / "valkey"
-        shutil.rmtree(data, ignore_errors=True)  # a stack remembers nothing of the one before
-        data.mkdir(parents=True)
-        servers = self._supervisor.start(plan_servers(self.endpoints, data=data, environ=environ))
+        shutil.rmtree(self._data, ignore_errors=True)  # left behind by a killed supervisor
+        self._data.mkdir()
+        servers = self._supervisor.start(
+            plan_servers(self.endpoints, data=self._data, environ=environ)
+        )
         await self._supervisor.wait_ready(servers, timeout_s=SERVERS_TIMEOUT_S)
 
     async def start_services(self, environ: Mapping[str, str], stack: AsyncExitStack) -> None:
@@ -100,6 +102,7 @@ class Stack:
         """End all children."""
         self.enter("stopping")
         await self._supervisor.stop()
+        shutil.rmtree(self._data, ignore_errors=True)  # a stack remembers nothing of the last one
         remove_state(self._options.home)
 
 

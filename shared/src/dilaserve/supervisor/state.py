@@ -75,7 +75,7 @@ def running_state(home: Path) -> StackState | None:
 def locked(home: Path) -> Iterator[None]:
     """Hold `home` as its only supervisor. Raises DiLaServeError while another one does."""
     home.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(home / "stack.lock", os.O_RDWR | os.O_CREAT)
+    descriptor = os.open(home / "stack.lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         _take(descriptor, home)
         remove_state(home)  # left behind by a supervisor that was killed
