@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from dilaserve.telemetry import METRICS, SPANS, Metric
 
 ROOT = Path(__file__).parents[2]

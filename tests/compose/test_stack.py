@@ -1,0 +1,208 @@
+"""docker-compose.yml for real: built, started, asked, hurt, taken down (`make test-compose`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from dilaserve.telemetry import METRICS
+
+from . import engine as docker
+
+pytestmark = [
+    pytest.mark.compose,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(bool(docker.why_not()), reason=docker.why_not() or "an engine can run"),
+]
+
+OURS = ("gateway", "scheduler", "gpu-worker")
+PROMPT = "3 + 4 ="
+FETCH = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1], timeout=5).read().decode())"
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[docker.Engine]:
+    with docker.start_engine() as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def stack(engine: docker.Engine) -> Iterator[docker.Project]:
+    """The stack with two workers, up and healthy; its logs are shown if it does not come up."""
+    project = docker.Project(engine, "dilaserve-test")
+    timed("build", lambda: project.compose("build", "-q"))
+    for service in OURS:
+        size = int(engine.run("image", "inspect", "-f", "{{.Size}}", f"dilaserve/{service}:test"))
+        report(f"image dilaserve/{service}: {size / 1e6:.0f} MB")
+    try:
+        timed(
+            "up until healthy",
+            lambda: project.compose("up", "-d", "--wait", "--scale", "gpu-worker=2"),
+        )
+        yield project
+    except AssertionError:
+        report(project.compose("ps", "-a") + project.compose("logs", "--tail", "80"))
+        raise
+    finally:
+        timed("down", lambda: project.compose("down", "-v", "--timeout", "20"))
+
+
+@pytest.fixture
+def client(stack: docker.Project) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=stack.url("gateway", 8000), timeout=120) as client:
+        yield client
+
+
+def report(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def timed(what: str, work: Callable[[], object]) -> None:
+    start = time.monotonic()
+    work()
+    report(f"{what}: {time.monotonic() - start:.1f} s")
+
+
+def wait_for(what: str, condition: Callable[[], bool], timeout_s: float = 90) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not happen in {timeout_s} s"
+        time.sleep(0.5)
+
+
+def body(seed: int, **more: object) -> dict[str, object]:
+    return {
+        "model": "tiny",
+        "prompt": PROMPT,
+        "max_tokens": 96,
+        "temperature": 1.0,
+        "seed": seed,
+        "ignore_eos": True,
+        **more,
+    }
+
+
+def complete(client: httpx.Client, seed: int) -> str:
+    answer = client.post("/v1/completions", json=body(seed))
+    answer.raise_for_status()
+    return str(answer.json()["choices"][0]["text"])
+
+
+def stream(client: httpx.Client, seed: int) -> str:
+    text = ""
+    with client.stream("POST", "/v1/completions", json=body(seed, stream=True)) as answer:
+        answer.raise_for_status()
+        for line in answer.iter_lines():
+            if line.startswith("data: ") and line != "data: [DONE]":
+                choices = json.loads(line.removeprefix("data: "))["choices"]
+                text += "".join(choice["text"] for choice in choices)
+    return text
+
+
+def instances(stack: docker.Project) -> list[Any]:
+    status = json.loads(stack.inside("scheduler", "dilaserve", "status", "--json"))
+    return [i for i in status["instances"] if i["state"] == "live"]
+
+
+def test_all_containers_are_healthy_and_run_as_they_should(stack: docker.Project) -> None:
+    for service in (*OURS, "nats", "redis"):
+        found = stack.containers(service)
+        assert len(found) == (2 if service == "gpu-worker" else 1)
+        for container in found:
+            assert container["State"]["Health"]["Status"] == "healthy"
+            assert container["HostConfig"]["ReadonlyRootfs"] is True
+            assert container["HostConfig"]["CapDrop"] == ["ALL"]
+            assert container["HostConfig"]["RestartPolicy"]["Name"] == "unless-stopped"
+            uid, *_ = container["Config"]["User"].split(":")
+            assert int(uid) > 0, f"{service} runs as root"
+
+
+def test_a_completion_whole_and_streamed(client: httpx.Client) -> None:
+    whole = complete(client, seed=1)
+    assert whole
+    assert stream(client, seed=1) == whole
+    assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["tiny"]
+
+
+def test_metrics_of_every_service_are_reachable(
+    stack: docker.Project, client: httpx.Client
+) -> None:
+    complete(client, seed=2)
+    fetch = ("python", "-c", FETCH)
+    texts = {
+        "gateway": client.get("/metrics").text,
+        "scheduler": stack.inside("gateway", *fetch, "http://scheduler:9464/metrics"),
+        "gpu-worker": stack.inside("gateway", *fetch, "http://gpu-worker:9464/metrics"),
+    }
+    for service, text in texts.items():
+        names = {family.name for family in text_string_to_metric_families(text)}
+        ours = {m.name for m in METRICS.values() if service in m.services}
+        shown = {name for name in ours if names & {name, name.removesuffix("_total")}}
+        assert shown, service
+
+
+def test_a_killed_worker_container_costs_no_stream_and_comes_back(
+    stack: docker.Project, client: httpx.Client
+) -> None:
+    seeds = range(10, 26)
+    with ThreadPoolExecutor(len(seeds)) as pool:
+        undisturbed = list(pool.map(lambda seed: complete(client, seed), seeds))
+        victim = stack.containers("gpu-worker")[0]
+        hostname = victim["Config"]["Hostname"]
+        streams = [pool.submit(stream, client, seed) for seed in seeds]
+        wait_for(
+            "the victim's first request",
+            lambda: any(
+                i["info"]["host"] == hostname and i["n_requests"] for i in instances(stack)
+            ),
+        )
+        os.kill(victim["State"]["Pid"], signal.SIGKILL)
+        texts = [future.result() for future in streams]
+
+    assert texts == undisturbed
+    wait_for(
+        "the restart of the container",
+        lambda: (
+            stack.engine.run("inspect", "-f", "{{.RestartCount}}", victim["Id"]).strip() == "1"
+            and len(instances(stack)) == 2
+        ),
+    )
+
+
+def test_the_gpu_override_reserves_one_gpu(engine: docker.Engine, stack: docker.Project) -> None:
+    project = docker.Project(
+        engine,
+        "dilaserve-test-gpu",
+        files=(*stack.files, "docker-compose.gpu.yml"),
+        environ={"GPU_ID": "3"},
+    )
+    try:
+        project.compose("create", "--no-build", "gpu-worker")
+        (worker,) = project.containers("gpu-worker")
+    finally:
+        project.compose("down", "-v")
+    (request,) = worker["HostConfig"]["DeviceRequests"]
+    assert (request["Driver"], request["DeviceIDs"]) == ("nvidia", ["3"])
+    assert request["Capabilities"] == [["gpu"]]
+    assert "DILASERVE_DEVICE=cuda" in worker["Config"]["Env"]
+
+
+def test_the_observability_profile_is_valid(engine: docker.Engine) -> None:
+    project = docker.Project(
+        engine, "dilaserve-test", environ={"COMPOSE_PROFILES": "observability"}
+    )
+    config = json.loads(project.compose("config", "--format", "json"))
+    endpoint = "http://otel-collector:4318"
+    assert {"otel-collector", "tempo", "prometheus", "grafana"} <= set(config["services"])
+    for service in OURS:
+        assert config["services"][service]["environment"]["DILASERVE_OTLP_ENDPOINT"] == endpoint
