@@ -1,0 +1,58 @@
+"""How far a worker may go by itself with a request (DESIGN section 3, credit).
+
+All functions work on a Request alone; who sends it what is the outbox's.
+"""
+
+from __future__ import annotations
+
+from dilaserve.messages import StepItem
+from dilaserve_scheduler.core.model import Request
+
+__all__ = ["extend", "grant", "is_ending", "item", "ran_out"]
+
+STEPS_AHEAD = 2
+"""A block with so many steps left, or fewer, is about to end. One step is being computed while
+its predecessor's result is on its way, the other is reserve."""
+
+
+def grant(request: Request, run_ahead: int | None) -> None:
+    """The first credit at a new owner: the present block, and whatever `extend` adds."""
+    request.until_block = request.block
+    request.until_step = None
+    extend(request, run_ahead)
+
+
+def extend(request: Request, run_ahead: int | None) -> bool:
+    """Give what the request's progress calls for, and say whether that is more than it had: to the
+    end of the present block, one more when that is about to end (unless the request is to leave),
+    and with `run_ahead` at most so many steps. Credit never shrinks."""
+    before = request.until_block, request.until_step
+    if request.leaving_for is None:
+        ahead = 1 if is_ending(request) else 0
+        last = request.n_blocks - 1
+        request.until_block = max(request.until_block, min(request.block + ahead, last))
+    if run_ahead is not None:
+        request.until_step = max(request.until_step or 0, request.step + run_ahead)
+    return (request.until_block, request.until_step) != before
+
+
+def is_ending(request: Request) -> bool:
+    """Whether the present block has two steps or fewer left, by its recent progress."""
+    pace = max(request.pace, request.n_new)
+    return request.n_block_masked <= STEPS_AHEAD * pace
+
+
+def ran_out(request: Request) -> bool:
+    """Whether the credited blocks are done, so that its owner has stopped."""
+    return request.block > request.until_block
+
+
+def item(request: Request) -> StepItem:
+    """The request's credit as it goes on the wire."""
+    return StepItem(
+        request_id=request.request_id,
+        epoch=request.epoch,
+        threshold=request.threshold,
+        until_block=request.until_block,
+        until_step=request.until_step,
+    )

@@ -1,0 +1,177 @@
+"""Which instances there are: heartbeats, silence, restarts under the same name.
+
+Knows nothing of requests or policies.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dilaserve.messages import InstanceInfo
+from dilaserve_scheduler.core.model import Instance
+
+__all__ = ["Heard", "Members"]
+
+N_REMEMBERED = 4096
+"""Departed instance ids kept, so that a late message does not bring one back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What a sign of life changed."""
+
+    instance: Instance
+    joined: bool
+    """It was not live before."""
+    replaced: tuple[Instance, ...] = ()
+    """Earlier incarnations of the same name: dead from now on."""
+
+
+class Members:
+    """Instances by id.
+
+    Silence proves a death only while others are heard: when nobody is (the bus is down, or the
+    scheduler itself stood still), there is neither evidence nor anywhere to go. So silence is
+    measured on a clock that advances with the messages of instances, by at most `gap_s` each.
+    """
+
+    def __init__(self, *, dead_after_s: float, gap_s: float) -> None:
+        self._dead_after_s = dead_after_s
+        self._gap_s = gap_s
+        self._instances: dict[str, Instance] = {}
+        self._by_silence: OrderedDict[str, Instance] = OrderedDict()
+        self._by_name: dict[str, dict[str, Instance]] = {}
+        self._departed: OrderedDict[str, bool] = OrderedDict()
+        self._mark = 0.0
+        self._heard_at = 0.0
+        self._n_joined = 0
+        self._largest: dict[str, int] = {}
+        self.n_live = 0
+
+    def __iter__(self) -> Iterator[Instance]:
+        return iter(self._instances.values())
+
+    def get(self, instance_id: str) -> Instance | None:
+        """The instance, whatever its state."""
+        return self._instances.get(instance_id)
+
+    def has_departed(self, instance_id: str) -> bool:
+        """Whether it was replaced, or left on purpose: nothing that it says counts any more."""
+        return instance_id in self._departed
+
+    def left_on_purpose(self, instance_id: str) -> bool:
+        """Whether it said that it leaves."""
+        return self._departed.get(instance_id, False)
+
+    def is_silent(self, instance: Instance, now: float) -> bool:
+        """Whether it has not been heard for as long as a dead one, dead or not."""
+        return now - instance.heard_at >= self._dead_after_s
+
+    def anyone_live(self, model_id: str, now: float) -> bool:
+        """Whether an instance of the model is live, as far as anything is heard at all."""
+        return model_id in self._largest and now - self._heard_at < self._dead_after_s
+
+    def largest(self, model_id: str) -> int:
+        """Longest request (prompt + output) that a live instance of the model can run."""
+        return self._largest.get(model_id, 0)
+
+    def expect(self, instance_id: str) -> Instance:
+        """The instance, known or not: a stored record names it."""
+        instance = self._instances.get(instance_id)
+        if instance is None:
+            instance = self._add(instance_id, instance_id.rpartition("-")[0])
+            instance.heard_mark = self._mark
+            self._by_silence[instance_id] = instance
+        return instance
+
+    def hear(self, now: float, info: InstanceInfo) -> Heard | None:
+        """An InstanceUp or a heartbeat. None if the instance has departed."""
+        if info.instance_id in self._departed:
+            return None
+        instance = self._instances.get(info.instance_id) or self._add(info.instance_id, info.name)
+        if instance.info != info:
+            instance.learn(info)
+        joined = instance.state != "live"
+        if joined:
+            instance.state = "live"
+            self.n_live += 1
+            self._largest[info.model_id] = max(self.largest(info.model_id), instance.capacity)
+        self._touch(now, instance)
+        return Heard(instance, joined, self._replaced_by(instance) if joined else ())
+
+    def touch(self, now: float, instance_id: str) -> Instance | None:
+        """Any other message of an instance: a sign of life of a live one."""
+        instance = self._instances.get(instance_id)
+        if instance is not None and instance.state == "live":
+            self._touch(now, instance)
+        return instance
+
+    def depart(self, instance: Instance, *, on_purpose: bool) -> None:
+        """It was replaced or leaves: forget it for good."""
+        self._departed[instance.instance_id] = on_purpose
+        if len(self._departed) > N_REMEMBERED:
+            self._departed.popitem(last=False)
+        self._die(instance)
+        self._remove(instance)
+
+    def take_dead(self) -> list[Instance]:
+        """Instances that have just been silent for too long; they are dead until heard again."""
+        dead = []
+        while self._by_silence:
+            instance = next(iter(self._by_silence.values()))
+            if self._mark - instance.heard_mark < self._dead_after_s:
+                break
+            self._die(instance)
+            dead.append(instance)
+        return dead
+
+    def forget_dead(self, now: float, after_s: float) -> None:
+        """Drop dead instances not heard for `after_s`."""
+        for instance in [i for i in self._instances.values() if i.state == "dead"]:
+            if now - instance.heard_at >= after_s and not instance.requests:
+                self._remove(instance)
+
+    def _add(self, instance_id: str, name: str) -> Instance:
+        self._n_joined += 1
+        instance = Instance(instance_id, name, self._n_joined)
+        self._instances[instance_id] = instance
+        self._by_name.setdefault(name, {})[instance_id] = instance
+        return instance
+
+    def _touch(self, now: float, instance: Instance) -> None:
+        self._mark += min(max(now - self._heard_at, 0.0), self._gap_s)
+        self._heard_at = instance.heard_at = now
+        instance.heard_mark = self._mark
+        self._by_silence[instance.instance_id] = instance
+        self._by_silence.move_to_end(instance.instance_id)
+
+    def _replaced_by(self, instance: Instance) -> tuple[Instance, ...]:
+        namesakes = self._by_name[instance.name].values()
+        return tuple(other for other in namesakes if other is not instance)
+
+    def _die(self, instance: Instance) -> None:
+        self._by_silence.pop(instance.instance_id, None)
+        was_live, instance.state = instance.state == "live", "dead"
+        if was_live:
+            self.n_live -= 1
+            self._measure(instance.model_id)
+
+    def _measure(self, model_id: str) -> None:
+        sizes = [i.capacity for i in self._instances.values() if _serves(i, model_id)]
+        if sizes:
+            self._largest[model_id] = max(sizes)
+        else:
+            self._largest.pop(model_id, None)
+
+    def _remove(self, instance: Instance) -> None:
+        self._instances.pop(instance.instance_id, None)
+        namesakes = self._by_name.get(instance.name, {})
+        namesakes.pop(instance.instance_id, None)
+        if not namesakes:
+            self._by_name.pop(instance.name, None)
+
+
+def _serves(instance: Instance, model_id: str) -> bool:
+    return instance.state == "live" and instance.model_id == model_id

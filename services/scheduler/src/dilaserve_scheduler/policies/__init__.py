@@ -1,0 +1,22 @@
+"""Policies by name. Each is one module that implements `core.policy.Policy`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dilaserve.errors import SettingsError
+from dilaserve_scheduler.core.policy import Policy
+from dilaserve_scheduler.policies.infaas import Infaas
+from dilaserve_scheduler.policies.options import PolicyOptions
+
+__all__ = ["POLICIES", "PolicyOptions", "build_policy"]
+
+POLICIES: dict[str, Callable[[PolicyOptions], Policy]] = {"infaas": Infaas}
+
+
+def build_policy(name: str, options: PolicyOptions) -> Policy:
+    """A fresh policy object. Raises SettingsError for an unknown name."""
+    if name not in POLICIES:
+        known = ", ".join(sorted(POLICIES))
+        raise SettingsError(f"DILASERVE_POLICY={name!r} is no policy; use one of {known}")
+    return POLICIES[name](options)
