@@ -7,14 +7,16 @@ in memory and on the real server.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Protocol
 
 import pytest
 import pytest_asyncio
 
 from dilaserve.bus import Bus
-from dilaserve.bus.memory import MemoryBus
+from dilaserve.bus.memory import MemoryBroker, MemoryBus
 from dilaserve.bus.nats import connect_nats
 from dilaserve.embedded import EmbeddedServer, start_nats, start_valkey
 from dilaserve.store import Store
@@ -22,6 +24,76 @@ from dilaserve.store.memory import MemoryStore
 from dilaserve.store.redis import connect_redis
 
 N_DATABASES = 10_000
+
+
+class Broker(Protocol):
+    """Something to connect buses to, that can go away and come back."""
+
+    async def connect(self) -> Bus:
+        """A new connection; close it."""
+        ...
+
+    async def stop(self) -> None:
+        """Go away at once, as in a crash."""
+        ...
+
+    async def start(self) -> None:
+        """Come back."""
+        ...
+
+
+class BrokerInMemory:
+    """A Broker in this process."""
+
+    def __init__(self) -> None:
+        self._broker = MemoryBroker()
+
+    async def connect(self) -> Bus:
+        """See Broker."""
+        return MemoryBus(self._broker)
+
+    async def stop(self) -> None:
+        """See Broker."""
+        self._broker.up = False
+
+    async def start(self) -> None:
+        """See Broker."""
+        self._broker.up = True
+
+
+class BrokerOverNats:
+    """A Broker that is a NATS server."""
+
+    def __init__(self, server: EmbeddedServer) -> None:
+        self._server = server
+
+    async def connect(self) -> Bus:
+        """See Broker."""
+        return await connect_nats(self._server.url, name="test")
+
+    async def stop(self) -> None:
+        """See Broker."""
+        await self._server.kill()
+
+    async def start(self) -> None:
+        """See Broker."""
+        await self._server.start()
+
+
+async def until(condition: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
+    """Return once `condition` holds; TimeoutError if it does not in time."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - no event tells of it
+            await asyncio.sleep(0.005)
+
+
+async def settled(bus: Bus) -> None:
+    """Return once the broker has seen everything that this connection sent before."""
+    done = asyncio.Event()
+    subscription = await bus.subscribe("_INBOX.settled.here", lambda _: done.set())
+    await bus.publish("_INBOX.settled.here", b"")
+    await asyncio.wait_for(done.wait(), 5)
+    await subscription.unsubscribe()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -54,6 +126,16 @@ def nats_url(nats_server: EmbeddedServer) -> str:
 def redis_url(valkey_server: EmbeddedServer, database_numbers: Iterator[int]) -> str:
     """URL of an empty Valkey database."""
     return f"{valkey_server.url.rpartition('/')[0]}/{next(database_numbers)}"
+
+
+@pytest_asyncio.fixture(params=["memory", "nats"])
+async def broker(request: pytest.FixtureRequest) -> AsyncIterator[Broker]:
+    """A broker of either kind, for this test alone: it may be stopped."""
+    if request.param == "memory":
+        yield BrokerInMemory()
+        return
+    async with start_nats() as server:
+        yield BrokerOverNats(server)
 
 
 @pytest_asyncio.fixture(params=["memory", "nats"])

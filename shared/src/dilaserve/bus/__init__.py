@@ -64,6 +64,11 @@ class ServiceCard:
 class Bus(Protocol):
     """Publish and subscribe by subject; `*` matches one token of a subject, `>` the rest."""
 
+    @property
+    def connected(self) -> bool:
+        """Whether messages flow now, as far as is known: a hung server shows after 6 s."""
+        ...
+
     async def publish(
         self, subject: str, data: bytes, *, headers: Mapping[str, str] | None = None
     ) -> None:
