@@ -1,3 +1,3 @@
-"""Fixtures that every test may use: see dilaserve.testing."""
+"""Fixtures that every test may use."""
 
-pytest_plugins = ["dilaserve.testing"]
+pytest_plugins = ["dilaserve.testing.fixtures"]
