@@ -1,0 +1,183 @@
+"""The worker as a process, over real NATS and Valkey: serves, dies, is replaced, ends cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import asynccontextmanager
+
+import pytest
+
+from dilaserve import subjects
+from dilaserve.bus.nats import connect_nats
+from dilaserve.embedded import start_nats, start_valkey
+from dilaserve.messages import (
+    InstanceDown,
+    InstanceUp,
+    StepCommand,
+    StepItem,
+    StopCommand,
+    decode_to_gateway,
+    decode_worker_event,
+    encode,
+)
+from dilaserve.store.records import MASKED, DecodingSpec, NewRequest, ServiceLevel
+from dilaserve.store.redis import connect_redis
+from dilaserve_gpu_worker.engine.engine import Engine
+from dilaserve_gpu_worker.engine.types import Credit, EngineRequest
+
+SPEC = DecodingSpec(n_output=48, block_length=16, seed=3, temperature=1.0)
+PROMPT = [7, 8, 9]
+
+
+class Cluster:
+    """NATS, Valkey, and the test as scheduler and gateway."""
+
+    def __init__(self, bus, store, env) -> None:
+        self.bus, self.store, self.env = bus, store, env
+        self.events: list = []
+        self.deltas: list = []
+
+    async def listen(self) -> None:
+        await self.bus.subscribe(
+            subjects.ALL_WORKER_EVENTS, lambda m: self.events.append(decode_worker_event(m.data))
+        )
+        await self.bus.subscribe(
+            subjects.tokens("gw-1"), lambda m: self.deltas.append(decode_to_gateway(m.data))
+        )
+
+    @asynccontextmanager
+    async def worker(self, **env):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "dilaserve_gpu_worker"),
+            env=self.env | env,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            yield process
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.communicate()
+
+    async def joined(self, name: str) -> InstanceUp:
+        ups = [e for e in self.events if isinstance(e, InstanceUp) and e.info.name == name]
+        while not ups:
+            await asyncio.sleep(0.02)
+            ups = [e for e in self.events if isinstance(e, InstanceUp) and e.info.name == name]
+        return ups[-1]
+
+    async def submit(self, request_id: str, owner: str) -> None:
+        request = NewRequest(
+            request_id=request_id,
+            model_id="random",
+            prompt=PROMPT,
+            spec=SPEC,
+            level=ServiceLevel(),
+            gateway_id="gw-1",
+            arrival_s=0.0,
+        )
+        await self.store.new(request)
+        await self.store.admit(request_id, term=1, owner=owner)
+        await self.credit(request_id, owner, epoch=1)
+
+    async def credit(self, request_id: str, owner: str, *, epoch: int) -> None:
+        item = StepItem(request_id=request_id, epoch=epoch, threshold=0.7, until_block=99)
+        command = StepCommand(term=1, seq=epoch, items=[item])
+        await self.bus.publish(subjects.command_step(owner), encode(command))
+
+    async def done(self, request_id: str) -> list[int]:
+        while True:
+            (record,) = await self.store.load([request_id])
+            if record.state == "done":
+                return record.canvas
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+async def cluster(make_folder):
+    async with start_nats() as nats, start_valkey() as valkey:
+        bus = await connect_nats(nats.url, name="test")
+        store = await connect_redis(valkey.url)
+        env = os.environ | {
+            "DILASERVE_NATS_URL": nats.url,
+            "DILASERVE_REDIS_URL": valkey.url,
+            "DILASERVE_MODEL": str(make_folder()),
+            "DILASERVE_MODEL_NAME": "random",
+            "DILASERVE_WORKER_NAME": "w1",
+            "DILASERVE_KV_TOKENS": "4096",
+            "OMP_NUM_THREADS": "1",
+        }
+        cluster = Cluster(bus, store, env)
+        await cluster.listen()
+        yield cluster
+        await bus.close()
+        await store.close()
+
+
+@pytest.fixture
+def expected(model) -> list[int]:
+    """The text of the bare engine."""
+    engine = Engine(model, cache_mode="dual", n_kv_tokens=4096, max_batch_tokens=512)
+    engine.add(EngineRequest("r", PROMPT, SPEC, 0, [MASKED] * SPEC.n_output, Credit(0.7, 99)))
+    while engine.step():
+        pass
+    return engine.canvas("r")
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "stop command"])
+async def test_it_serves_and_ends_cleanly(cluster, expected, how):
+    async with cluster.worker() as process:
+        info = (await cluster.joined("w1")).info
+        await cluster.submit("r", info.instance_id)
+        assert await cluster.done("r") == expected
+        assert info.pid == process.pid
+        assert (info.n_kv_tokens, info.tp_degree, info.cache_mode) == (4096, 1, "dual")
+        answers = await cluster.bus.request_many("$SRV.PING.gpu-worker", b"", wait_s=0.2)
+        assert len(answers) == 1
+        assert info.instance_id.encode() in answers[0].data
+        if how == "stop command":
+            stop = encode(StopCommand(reason="scale down"))
+            await cluster.bus.publish(subjects.command_stop(info.instance_id), stop)
+        else:
+            process.send_signal(signal.Signals[how])
+        _, log = await asyncio.wait_for(process.communicate(), 10)
+        assert process.returncode == 0, log.decode()
+    text = [MASKED] * SPEC.n_output
+    for delta in cluster.deltas:
+        for position, token in zip(delta.positions, delta.tokens, strict=True):
+            text[position] = token
+    assert text == expected
+    downs = [event for event in cluster.events if isinstance(event, InstanceDown)]
+    assert [down.reason for down in downs] == ["scale down" if how == "stop command" else how]
+
+
+@pytest.mark.parametrize(
+    ("crash_at", "n_steps"), [("worker.command_in_flight:1", 0), ("worker.after_commit:3", 3)]
+)
+async def test_another_worker_ends_what_a_killed_one_began(cluster, expected, crash_at, n_steps):
+    async with (
+        cluster.worker(DILASERVE_CRASH_AT=crash_at) as process,
+        cluster.worker(DILASERVE_WORKER_NAME="w2"),
+    ):
+        first = (await cluster.joined("w1")).info.instance_id
+        second = (await cluster.joined("w2")).info.instance_id
+        await cluster.submit("r", first)
+        assert await asyncio.wait_for(process.wait(), 20) == -signal.SIGKILL
+        answer = await cluster.store.reassign(
+            "r", term=1, owner=second, expected_epoch=1, owner_died=True
+        )
+        assert answer.step == n_steps
+        await cluster.credit("r", second, epoch=2)
+        assert await cluster.done("r") == expected
+
+
+async def test_a_stop_while_waiting_for_nats_is_clean(cluster):
+    async with cluster.worker(DILASERVE_NATS_URL="nats://127.0.0.1:9") as process:
+        line = await asyncio.wait_for(process.stderr.readline(), 30)
+        assert b"waiting for NATS" in line
+        process.terminate()
+        _, log = await asyncio.wait_for(process.communicate(), 10)
+    assert process.returncode == 0, log.decode()

@@ -1,0 +1,76 @@
+"""Starting: what an instance loads and says of itself; an error is one line and exit code 1."""
+
+from __future__ import annotations
+
+import re
+import signal
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dilaserve_gpu_worker.__main__ import STOP_SIGNALS, main
+from dilaserve_gpu_worker.loading import load_engine
+from dilaserve_gpu_worker.settings import WorkerSettings
+from dilaserve_gpu_worker.weights import weights_hash
+
+
+@pytest.fixture
+def environment(make_folder, monkeypatch):
+    """A model and small waits; the process's signal handlers come back afterwards."""
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    n_threads = torch.get_num_threads()
+    monkeypatch.setenv("DILASERVE_MODEL", str(make_folder()))
+    monkeypatch.setenv("DILASERVE_START_TIMEOUT_S", "0.2")
+    yield monkeypatch
+    torch.set_num_threads(n_threads)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("MODEL", "/nowhere", "/nowhere/config.json cannot be read"),
+        ("MODEL", "", "DILASERVE_MODEL not set"),
+        ("CACHE_MODE", "triple", "DILASERVE_CACHE_MODE='triple'"),
+        ("CRASH_AT", "somewhere", "DILASERVE_CRASH_AT='somewhere'"),
+        ("CPU_AFFINITY", "999", "DILASERVE_CPU_AFFINITY='999'"),
+        ("CPU_AFFINITY", "first", "DILASERVE_CPU_AFFINITY='first'"),
+        ("DEVICE", "abacus", "DILASERVE_DEVICE='abacus'"),
+        ("THREADS", "0", "DILASERVE_THREADS=0 is below 1"),
+        ("KV_TOKENS", "-5", "DILASERVE_KV_TOKENS=-5 is below 1"),
+        ("NATS_URL", "nats://127.0.0.1:9", "no NATS server answers"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(environment, capsys, variable, value, message):
+    environment.setenv(f"DILASERVE_{variable}", value)
+    with pytest.raises(SystemExit) as raised:
+        main()
+    assert raised.value.code == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("dilaserve-gpu-worker: ")
+    assert message in last
+
+
+def settings(folder, **of) -> WorkerSettings:
+    return WorkerSettings(model=str(folder), **of)
+
+
+def test_an_instance_says_what_it_loaded(make_folder):
+    folder = make_folder()
+    engine, info = load_engine(settings(folder, worker_name="w", kv_tokens=1000))
+    assert re.fullmatch(r"w-[0-9a-f]{4}", info.instance_id)
+    assert (info.name, info.model_id, info.weights_hash) == ("w", folder.name, weights_hash(folder))
+    assert info.n_kv_tokens == engine.n_free_kv_tokens == 31 * 32
+    assert (info.device, info.max_sequence_length) == ("cpu", 512)
+
+
+def test_the_pool_is_sized_from_memory_but_no_larger_than_needed(make_folder, monkeypatch):
+    folder = make_folder()
+    assert load_engine(settings(folder))[1].n_kv_tokens == 64 * 512
+    bytes_per_token = 2 * 2 * 48 * 4
+    memory = SimpleNamespace(available=bytes_per_token * 32 * 50)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
+    assert load_engine(settings(folder))[1].n_kv_tokens == 5 * 32
+    assert load_engine(settings(folder, cache_mode="none"))[1].n_kv_tokens == 0
