@@ -3,6 +3,7 @@
 Knows the layout and the mask patterns, but neither model nor optimiser.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,11 +19,43 @@ from dilaserve_bench.tiny.layout import (
     prompt_tokens,
     vocabulary,
 )
-from dilaserve_bench.tiny.tasks import TASKS, Problem
+from dilaserve_bench.tiny.tasks import LONG_CHAINS, SERVED, TASKS, Difficulty, Problem
 
 CANVAS_LENGTHS = (32, 64, 96)
-TASK_SHARES = {"total": 0.27, "walk": 0.27, "add": 0.16, "fill": 0.16, "shift": 0.08, "echo": 0.06}
 FULL_LENGTH_SHARE = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What a stretch of the training draws: shares of tasks, canvas lengths and compact layouts."""
+
+    last_step: float
+    tasks: dict[str, float]
+    canvases: tuple[float, float, float]
+    compact: float
+    difficulty: Difficulty
+
+
+_LEARN = {"total": 0.27, "walk": 0.27, "add": 0.16, "fill": 0.16, "shift": 0.08, "echo": 0.06}
+_SERVE = {"total": 0.22, "walk": 0.22, "add": 0.20, "fill": 0.14, "shift": 0.11, "echo": 0.11}
+# One block first, then all lengths; long chains first, then the mix that is served.
+STAGES = (
+    Stage(1500, _LEARN, (1.0, 0.0, 0.0), 0.9, LONG_CHAINS),
+    Stage(5000, _LEARN, (0.4, 0.3, 0.3), 0.5, LONG_CHAINS),
+    Stage(math.inf, _SERVE, (0.4, 0.3, 0.3), 0.7, SERVED),
+)
+
+
+def stage_at(step: int) -> Stage:
+    """The stage that `step` belongs to."""
+    return next(stage for stage in STAGES if step < stage.last_step)
+
+
+def batch_shape(step: int, seed: int) -> tuple[int, int]:
+    """Canvas length and data width of a step, the same on every rank."""
+    rng, stage = np.random.default_rng([3, seed, step]), stage_at(step)
+    canvas_length = int(rng.choice(CANVAS_LENGTHS, p=stage.canvases))
+    return canvas_length, canvas_length if rng.random() < stage.compact else DATA_WIDTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +74,7 @@ class Batch:
 
 def training_batch(
     rng: np.random.Generator,
+    stage: Stage,
     canvas_length: int,
     data_width: int,
     n_tokens: int,
@@ -52,7 +86,7 @@ def training_batch(
     behind it stay what they are in the full layout: half the work while distances are learned.
     """
     length = data_width + 4 + canvas_length
-    problems = [_problem(rng, canvas_length) for _ in range(max(1, n_tokens // length))]
+    problems = [_problem(rng, stage, canvas_length) for _ in range(max(1, n_tokens // length))]
     prompts = np.array([_prompt_ids(problem, data_width) for problem in problems])
     targets = np.array([_canvas_ids(problem, canvas_length) for problem in problems])
     masked, weights = mask_canvases(rng, len(problems), canvas_length, weight_limit)
@@ -65,14 +99,14 @@ def training_batch(
     )
 
 
-def _problem(rng: np.random.Generator, canvas_length: int) -> Problem:
-    task = rng.choice(list(TASK_SHARES), p=list(TASK_SHARES.values()))
+def _problem(rng: np.random.Generator, stage: Stage, canvas_length: int) -> Problem:
+    task = rng.choice(list(stage.tasks), p=list(stage.tasks.values()))
     length = canvas_length
     if rng.random() > FULL_LENGTH_SHARE:
         length = 32 * int(rng.integers(1, canvas_length // 32 + 1)) if task == "add" else (
             2 * int(rng.integers(2, canvas_length // 2 + 1))
         )
-    return TASKS[str(task)].generate(rng, length)
+    return TASKS[str(task)].generate(rng, length, stage.difficulty)
 
 
 def _prompt_ids(problem: Problem, data_width: int) -> list[int]:

@@ -37,10 +37,24 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """`generate(rng, length)` makes a problem of `length` data; `check(problem, text)` judges."""
+class Difficulty:
+    """How serial the problems are: shares of restarts in chains, range of given cells in rows."""
 
-    generate: Callable[[np.random.Generator, int], Problem]
+    total_restarts: tuple[float, ...]
+    walk_restarts: tuple[float, ...]
+    given_cells: tuple[float, float]
+
+
+LONG_CHAINS = Difficulty((0.0, 0.1, 0.2), (0.0,), (0.2, 0.7))
+SERVED = Difficulty((0.1, 0.2, 0.35), (0.1, 0.2, 0.35), (0.4, 0.85))
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """`generate(rng, length, difficulty)` makes a problem of `length` data, `length` a multiple
+    of 32 for `add` and even for the others; `check(problem, text)` judges an answer."""
+
+    generate: Callable[[np.random.Generator, int, Difficulty], Problem]
     check: Callable[[Problem, str], bool]
 
 
@@ -52,10 +66,10 @@ def training_rng(seed: int, step: int, rank: int) -> np.random.Generator:
 # Running total -----------------------------------------------------------------------------
 
 
-def generate_total(rng: np.random.Generator, length: int) -> Problem:
+def generate_total(rng: np.random.Generator, length: int, difficulty: Difficulty) -> Problem:
     """Running totals modulo 10; a bar starts again from zero."""
     digits = rng.integers(0, 10, length)
-    bars = rng.random(length) < rng.choice((0.0, 0.1, 0.2))
+    bars = rng.random(length) < rng.choice(difficulty.total_restarts)
     data = tuple("|" if bar else str(digit) for bar, digit in zip(bars, digits, strict=True))
     return Problem(
         "total", "Running total of " + " ".join(data), NO_PARAMETER, data, running_total(data)
@@ -74,21 +88,36 @@ def running_total(data: tuple[str, ...]) -> tuple[str, ...]:
 # Walk --------------------------------------------------------------------------------------
 
 
-def generate_walk(rng: np.random.Generator, length: int) -> Problem:
-    """Positions of a walk on a 10 × 10 torus: the start, then after each move."""
-    x, y = (int(value) for value in rng.integers(0, 10, 2))
-    moves = [list(MOVES)[i] for i in rng.integers(0, len(MOVES), length // 2 - 1)]
-    data = (str(x), str(y), *(token for move in moves for token in (move, ",")))
-    prompt = f"Walk from {x} {y}: " + " ".join(moves)
-    return Problem("walk", prompt, NO_PARAMETER, data, walk_positions(x, y, moves))
+def generate_walk(rng: np.random.Generator, length: int, difficulty: Difficulty) -> Problem:
+    """Positions of a walk on a 10 × 10 torus: every start, and after each move."""
+    stops = ["".join(str(value) for value in rng.integers(0, 10, 2))]
+    stops += [list(MOVES)[i] for i in rng.integers(0, len(MOVES), length // 2 - 1)]
+    share = rng.choice(difficulty.walk_restarts) if len(difficulty.walk_restarts) > 1 else 0.0
+    if share:
+        restarts = rng.random(len(stops)) < share
+        starts = rng.integers(0, 100, len(stops))
+        stops[1:] = [
+            f"{start:02d}" if restart else stop
+            for stop, restart, start in zip(stops, restarts, starts, strict=True)
+        ][1:]
+    data = tuple(token for stop in stops for token in (stop if stop.isdigit() else stop + ","))
+    return Problem("walk", _walk_prompt(stops), NO_PARAMETER, data, walk_positions(stops))
 
 
-def walk_positions(x: int, y: int, moves: list[str]) -> tuple[str, ...]:
-    """x and y of every position, as digits."""
-    positions = [str(x), str(y)]
-    for move in moves:
-        dx, dy = MOVES[move]
-        x, y = (x + dx) % 10, (y + dy) % 10
+def _walk_prompt(stops: list[str]) -> str:
+    legs = [f"from {stop[0]} {stop[1]}" if stop.isdigit() else stop for stop in stops]
+    return f"Walk {legs[0]}: " + " ".join(legs[1:])
+
+
+def walk_positions(stops: list[str]) -> tuple[str, ...]:
+    """x and y, as digits, at every start ("34") and after every move ("N")."""
+    x, y, positions = 0, 0, []
+    for stop in stops:
+        if stop.isdigit():
+            x, y = int(stop[0]), int(stop[1])
+        else:
+            dx, dy = MOVES[stop]
+            x, y = (x + dx) % 10, (y + dy) % 10
         positions += [str(x), str(y)]
     return tuple(positions)
 
@@ -96,7 +125,7 @@ def walk_positions(x: int, y: int, moves: list[str]) -> tuple[str, ...]:
 # Addition ----------------------------------------------------------------------------------
 
 
-def generate_add(rng: np.random.Generator, length: int) -> Problem:
+def generate_add(rng: np.random.Generator, length: int, difficulty: Difficulty) -> Problem:
     """One sum of two numbers of up to 15 digits for every 32 data."""
     pairs = [
         (_random_number(rng), _random_number(rng)) for _ in range(length // (2 * ADDEND_WIDTH))
@@ -124,10 +153,10 @@ def check_add(problem: Problem, text: str) -> bool:
 # Colouring ---------------------------------------------------------------------------------
 
 
-def generate_fill(rng: np.random.Generator, length: int) -> Problem:
+def generate_fill(rng: np.random.Generator, length: int, difficulty: Difficulty) -> Problem:
     """A row of cells, some coloured; fill the rest so that no neighbours are equal."""
     row = _random_row(rng, length)
-    given = rng.random(length) < rng.uniform(0.2, 0.7)
+    given = rng.random(length) < rng.uniform(*difficulty.given_cells)
     cells = tuple(
         colour if keep else "?" for colour, keep in zip(row, given, strict=True)
     )
@@ -172,7 +201,7 @@ def check_fill(problem: Problem, text: str) -> bool:
 # Shift and echo ----------------------------------------------------------------------------
 
 
-def generate_shift(rng: np.random.Generator, length: int) -> Problem:
+def generate_shift(rng: np.random.Generator, length: int, difficulty: Difficulty) -> Problem:
     """Every letter moved on by a number of places; spaces stay."""
     places = int(rng.integers(1, 10))
     data = _random_text(rng, LETTERS + " " * 5, length)
@@ -181,7 +210,7 @@ def generate_shift(rng: np.random.Generator, length: int) -> Problem:
     return Problem("shift", prompt, str(places), data, answer)
 
 
-def generate_echo(rng: np.random.Generator, length: int) -> Problem:
+def generate_echo(rng: np.random.Generator, length: int, difficulty: Difficulty) -> Problem:
     """Any text, repeated: what the chat template makes of prompts that are no task."""
     data = list(_random_text(rng, ECHO_CHARACTERS, length))
     return Problem("echo", "Repeat: " + "".join(data), NO_PARAMETER, tuple(data), tuple(data))
@@ -209,9 +238,11 @@ TASKS: dict[str, Task] = {
 }
 
 
-def held_out_problem(task: str, length: int, seed: int, index: int) -> Problem:
+def held_out_problem(
+    task: str, length: int, seed: int, index: int, difficulty: Difficulty = SERVED
+) -> Problem:
     """Problem `index` of the held-out set of `task` with `length` data."""
     rng = np.random.default_rng(
         [HELD_OUT_STREAM, seed, list(TASKS).index(task), length, index]
     )
-    return TASKS[task].generate(rng, length)
+    return TASKS[task].generate(rng, length, difficulty)

@@ -14,15 +14,14 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from dilaserve_bench.tiny.batches import CANVAS_LENGTHS, Batch, training_batch
-from dilaserve_bench.tiny.layout import DATA_WIDTH, EOS, MASK
+from dilaserve_bench.tiny.batches import Batch, batch_shape, stage_at, training_batch
+from dilaserve_bench.tiny.layout import EOS, MASK
 from dilaserve_bench.tiny.layout import vocabulary
 from dilaserve_bench.tiny.model import TinyConfig, TinyLLaDA, hub_config
 from dilaserve_bench.tiny.muon import Muon
@@ -32,7 +31,6 @@ from dilaserve_bench.tiny.tokenizer import write_tokenizer
 MUON_LR = 0.02
 ADAMW_LR = 3e-3
 TOKENS_PER_STEP = 4096
-SHORT_STEPS = 1500
 DECAY_SHARE = 0.4
 LOG_EVERY, SAVE_EVERY = 50, 250
 
@@ -41,18 +39,6 @@ def learning_rate_factor(step: int, n_steps: int) -> float:
     """Warm-up over 100 steps, constant, then linear to zero over the last `DECAY_SHARE`."""
     left = (n_steps - step) / (DECAY_SHARE * n_steps)
     return min(1.0, (step + 1) / 100, max(left, 0.0))
-
-
-def batch_shape(step: int, seed: int) -> tuple[int, int]:
-    """Canvas length and data width of a step, the same on every rank.
-
-    Canvases of 32 alone at first; then all lengths, in most steps without the padding.
-    """
-    rng = np.random.default_rng([3, seed, step])
-    shares = (1.0, 0.0, 0.0) if step < SHORT_STEPS else (0.4, 0.3, 0.3)
-    canvas_length = int(rng.choice(CANVAS_LENGTHS, p=shares))
-    compact = rng.random() < (0.9 if step < SHORT_STEPS else 0.5)
-    return canvas_length, canvas_length if compact else DATA_WIDTH
 
 
 class Trainer:
@@ -98,6 +84,7 @@ class Trainer:
         late = self.step > 0.8 * self.args.steps
         batch = training_batch(
             training_rng(seed, self.step, self.rank),
+            stage_at(self.step),
             canvas_length,
             data_width,
             TOKENS_PER_STEP // self.args.processes,
