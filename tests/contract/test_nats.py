@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from nats.aio.msg import Msg
 
 from dilaserve.bus.nats import connect_nats
-from dilaserve.embedded import (
-    EmbeddedServer,
-    free_port,
-    nats_answers,
-    nats_argv,
-    start_nats,
-)
+from dilaserve.embedded import EmbeddedServer, free_port, start_nats
 from dilaserve.errors import BusUnavailableError, SettingsError
 from dilaserve.testing import settled, until
 
+MakeServer = Callable[..., EmbeddedServer]
 
-async def test_waits_for_the_server_to_come_up(tmp_path: Path) -> None:
-    server = nats_server(tmp_path)
+
+async def test_waits_for_the_server_to_come_up(make_server: MakeServer) -> None:
+    server = make_server("nats")
     connecting = asyncio.create_task(connect_nats(server.url, name="early"))
     await asyncio.sleep(0.3)
     assert not connecting.done()
@@ -30,7 +26,6 @@ async def test_waits_for_the_server_to_come_up(tmp_path: Path) -> None:
     bus = await connecting
     await settled(bus)
     await bus.close()
-    await server.stop()
 
 
 async def test_gives_up_when_no_server_comes_up() -> None:
@@ -51,15 +46,14 @@ async def test_names_the_setting_when_a_url_is_wrong(url: str) -> None:
         await connect_nats(url, name="typo")
 
 
-async def test_a_refused_login_is_told(tmp_path: Path) -> None:
-    server = nats_server(tmp_path, "--user", "u", "--pass", "p")
+async def test_a_refused_login_is_told(make_server: MakeServer) -> None:
+    server = make_server("nats", "--user", "u", "--pass", "p")
     await server.start()
     with pytest.raises(BusUnavailableError, match="Authorization Violation"):
         await connect_nats(server.url, name="anonymous", start_timeout_s=0.5)
     bus = await connect_nats(server.url.replace("//", "//u:p@"), name="known")
     await settled(bus)
     await bus.close()
-    await server.stop()
 
 
 async def test_a_connection_closed_for_good_is_told(nats_url: str) -> None:
@@ -124,15 +118,3 @@ async def test_a_hung_server_is_noticed_within_seconds() -> None:
         await until(lambda: bus.connected)
         await settled(bus)
         await bus.close()
-
-
-def nats_server(directory: Path, *options: str) -> EmbeddedServer:
-    port = free_port()
-    return EmbeddedServer(
-        name="nats",
-        url=f"nats://127.0.0.1:{port}",
-        port=port,
-        argv=[*nats_argv(port), *options],
-        answers=nats_answers,
-        log_path=directory / "nats.log",
-    )

@@ -21,6 +21,7 @@ from dilaserve.errors import (
     NoRespondersError,
     SettingsError,
 )
+from dilaserve.urls import without_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +56,8 @@ async def connect_nats(
         cause = bus.last_error
         await bus.close()
         raise BusUnavailableError(
-            f"no NATS server answers at {url} after {start_timeout_s} s ({cause!r}); "
-            "start one, or set DILASERVE_NATS_URL"
+            f"no NATS server answers at {without_secrets(url)} after {start_timeout_s} s "
+            f"({cause!r}); start one, or set DILASERVE_NATS_URL"
         ) from cause
     return bus
 
@@ -78,6 +79,7 @@ class NatsBus:
         self.last_error: Exception | None = None
         self._client = client
         self._url = url
+        self._shown = without_secrets(url)
         self._on_closed = on_closed
         self._services: list[MicroService] = []
         self._closing = False
@@ -108,7 +110,7 @@ class NatsBus:
             )
         except errors.Error as error:
             raise SettingsError(
-                f"DILASERVE_NATS_URL={self._url!r}: {error}; use for example nats://127.0.0.1:4222"
+                f"DILASERVE_NATS_URL={self._shown!r}: {error}; use for example nats://127.0.0.1:4222"
             ) from error
 
     async def publish(
@@ -213,7 +215,8 @@ class NatsBus:
 
     def _unavailable(self, subject: str) -> BusUnavailableError:
         return BusUnavailableError(
-            f"not connected to {self._url}, so nothing was published on {subject}; try again later"
+            f"not connected to {self._shown}, so nothing was published on {subject}; "
+            "try again later"
         )
 
     async def _on_error(self, error: Exception) -> None:
@@ -224,22 +227,22 @@ class NatsBus:
         self.last_error = error
         if not self._client.is_connected and not self._announced:
             self._announced = True
-            logger.warning("waiting for NATS at %s (%r)", self._url, error)
+            logger.warning("waiting for NATS at %s (%r)", self._shown, error)
 
     async def _on_disconnected(self) -> None:
         if not self._closing:
             self.counts.n_disconnects += 1
             self._announced = True
-            logger.warning("lost NATS at %s, reconnecting", self._url)
+            logger.warning("lost NATS at %s, reconnecting", self._shown)
 
     async def _on_reconnected(self) -> None:
         self._announced = False
-        logger.info("connected to NATS at %s again", self._url)
+        logger.info("connected to NATS at %s again", self._shown)
 
     async def _on_closed_for_good(self) -> None:
         if self._closing:
             return
-        logger.error("NATS at %s closed the connection (%r)", self._url, self._client.last_error)
+        logger.error("NATS at %s closed the connection (%r)", self._shown, self._client.last_error)
         if self._on_closed:
             self._on_closed()
 

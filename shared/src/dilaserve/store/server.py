@@ -19,6 +19,7 @@ from redis.backoff import NoBackoff
 
 from dilaserve.errors import SettingsError, StoreUnavailableError
 from dilaserve.store.encoding import Field
+from dilaserve.urls import without_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -26,17 +27,25 @@ LIBRARY = "dilaserve"
 MAX_CONNECTIONS = 64
 
 _RETRY_WAITS_S = (0.02, 0.1, 0.3)
-_REMEDIES = {
-    "OOM": "the store is full: raise maxmemory, or send less until requests have expired",
+_BY_CLASS: dict[type[exceptions.RedisError], str] = {
+    exceptions.OutOfMemoryError: (
+        "the store is full: raise maxmemory, or send less until requests have expired"
+    ),
+    exceptions.ReadOnlyError: "this is a replica: point DILASERVE_REDIS_URL at the primary",
+    exceptions.ClusterDownError: "the cluster is incomplete: wait for the failover",
+    exceptions.MovedError: (
+        "requests are spread over several nodes of a cluster, which is not supported: "
+        "use one primary with replicas"
+    ),
+    exceptions.TryAgainError: "slots are being moved: try again",
+    exceptions.ConnectionError: "start it, or set DILASERVE_REDIS_URL",
+    exceptions.TimeoutError: "see whether it hangs, or set DILASERVE_REDIS_URL",
+}
+_BY_CODE = {
     "MISCONF": "the store cannot write to its disk: free some space",
-    "READONLY": "this is a replica: point DILASERVE_REDIS_URL at the primary",
     "NOREPLICAS": "too few replicas follow: start them, or lower min-replicas-to-write",
-    "MASTERDOWN": "the primary is down: wait for the failover",
-    "CLUSTERDOWN": "the cluster is incomplete: wait for the failover",
-    "TRYAGAIN": "slots are being moved: try again",
     "BUSY": "another script runs: try again",
 }
-
 
 Command = Sequence[Field]
 
@@ -50,7 +59,7 @@ class RedisServer:
     """A pool of connections to one server; made by `open_server`."""
 
     def __init__(self, url: str, *, timeout_s: float) -> None:
-        self._url = url
+        self._shown = without_secrets(url)
         try:
             pool = BlockingConnectionPool.from_url(
                 url,
@@ -63,7 +72,7 @@ class RedisServer:
             )
         except ValueError as error:
             raise SettingsError(
-                f"DILASERVE_REDIS_URL={url!r}: {error}; use for example redis://127.0.0.1:6379/0"
+                f"DILASERVE_REDIS_URL={self._shown!r}: {error}; use for example redis://127.0.0.1:6379/0"
             ) from error
         self.client: Redis = Redis.from_pool(pool)
 
@@ -95,7 +104,7 @@ class RedisServer:
         if code.encode() in (value for library in listed for value in library):
             return
         await self.command(["FUNCTION", "LOAD", "REPLACE", code])
-        logger.info("loaded the function library %s into %s", LIBRARY, self._url)
+        logger.info("loaded the function library %s into %s", LIBRARY, self._shown)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -108,10 +117,10 @@ class RedisServer:
             try:
                 return await self._pipeline(commands)
             except exceptions.ConnectionError as error:
-                if not waits_s:
+                if not waits_s or isinstance(error, exceptions.AuthenticationError):
                     raise self._explain(error) from error
                 await asyncio.sleep(waits_s.pop(0))
-            except (exceptions.RedisError, OSError) as error:
+            except exceptions.RedisError as error:
                 raise self._explain(error) from error
 
     async def _pipeline(self, commands: Sequence[Command]) -> list[Any]:
@@ -121,15 +130,19 @@ class RedisServer:
             return await pipeline.execute(raise_on_error=False)
 
     def _explain(self, error: Exception) -> Exception:
-        text = str(error)
-        code = "OOM" if isinstance(error, exceptions.OutOfMemoryError) else text.split(" ")[0]
-        if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | OSError):
-            remedy = "start it, or set DILASERVE_REDIS_URL"
-        elif code in _REMEDIES:
-            remedy = _REMEDIES[code]
-        else:
+        if isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError):
+            return SettingsError(
+                f"DILASERVE_REDIS_URL={self._shown!r}: {error}; "
+                "use for example redis://user:password@127.0.0.1:6379/0"
+            )
+        remedy = _BY_CODE.get(str(error).split(" ")[0]) or next(
+            (text for kind, text in _BY_CLASS.items() if isinstance(error, kind)), None
+        )
+        if remedy is None:
             return error
-        return StoreUnavailableError(f"the store at {self._url} does not serve ({text}); {remedy}")
+        return StoreUnavailableError(
+            f"the store at {self._shown} does not serve ({error}); {remedy}"
+        )
 
 
 async def open_server(url: str, *, start_timeout_s: float, timeout_s: float) -> RedisServer:

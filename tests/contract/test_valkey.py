@@ -1,0 +1,280 @@
+"""What only a real Valkey server shows: restarts, lost functions, being full or hung, slots."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from redis.asyncio import Redis
+
+from dilaserve.embedded import EmbeddedServer, free_port, start_valkey
+from dilaserve.errors import SettingsError, StoreUnavailableError
+from dilaserve.store import keys
+from dilaserve.store.redis import RedisStore, connect_redis
+from dilaserve.testing import admitted, canvas_of, new_request, record_of, step_of
+
+OpenStore = Callable[..., Awaitable[RedisStore]]
+MakeServer = Callable[..., EmbeddedServer]
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[EmbeddedServer]:
+    """A Valkey server that the test may stop."""
+    async with start_valkey() as server:
+        yield server
+
+
+@pytest.fixture
+async def redis(server: EmbeddedServer) -> AsyncIterator[Redis]:
+    """A plain client of that server."""
+    client = Redis.from_url(server.url, protocol=2)
+    yield client
+    await client.aclose()
+
+
+class TestRestart:
+    async def test_everything_is_back_under_another_run_id(
+        self, open_store: OpenStore, server: EmbeddedServer
+    ) -> None:
+        store = await open_store(server.url)
+        assert await store.take_lease("a", ttl_s=60) == 1
+        id_ = await admitted(store)
+        await store.commit([step_of(id_, 1, {0: 7})])
+        before = await record_of(store, id_), await store.deltas(id_), await store.active()
+        first_run = await store.run_id()
+        await wait_for_disk(server)
+        await server.kill()
+        await server.start()
+        assert await store.run_id() != first_run
+        assert (await record_of(store, id_), await store.deltas(id_), await store.active()) == (
+            before
+        )
+        assert await store.renew_lease("a", term=1, ttl_s=60)
+        assert await store.commit([step_of(id_, 2, {1: 8})]) == ["committed"]
+
+    async def test_the_functions_are_loaded_again_when_they_are_lost(
+        self, open_store: OpenStore, server: EmbeddedServer, redis: Redis
+    ) -> None:
+        store = await open_store(server.url)
+        ids = [await admitted(store) for _ in range(3)]
+        await redis.function_flush()
+        commits = [step_of(id_, 1, {0: 7}) for id_ in ids]
+        assert await store.commit(commits) == ["committed"] * 3
+        assert await store.commit(commits) == ["duplicate"] * 3
+
+    async def test_an_empty_server_serves_at_once(
+        self, open_store: OpenStore, server: EmbeddedServer, redis: Redis
+    ) -> None:
+        store = await open_store(server.url)
+        id_ = await admitted(store)
+        await redis.function_flush()
+        await redis.flushall()
+        assert await store.commit([step_of(id_, 1, {0: 7})]) == ["terminal"]
+        assert await store.take_lease("a", ttl_s=60, min_term=4) == 4
+        assert await store.new(new_request())
+
+    async def test_calls_fail_while_it_is_away_and_work_afterwards(
+        self, open_store: OpenStore, server: EmbeddedServer
+    ) -> None:
+        store = await open_store(server.url)
+        id_ = await admitted(store)
+        await wait_for_disk(server)
+        await server.kill()
+        for call in (
+            store.commit([step_of(id_, 1, {0: 7})]),
+            store.new(new_request()),
+            store.load([id_]),
+            store.active(),
+            store.take_lease("a", ttl_s=60),
+            store.run_id(),
+        ):
+            with pytest.raises(StoreUnavailableError, match=r"does not serve.*DILASERVE_REDIS_URL"):
+                await asyncio.wait_for(call, 5)
+        await server.start()
+        assert await store.commit([step_of(id_, 1, {0: 7})]) == ["committed"]
+
+    async def test_a_short_outage_is_waited_out(
+        self, open_store: OpenStore, server: EmbeddedServer
+    ) -> None:
+        store = await open_store(server.url)
+        id_ = await admitted(store)
+        await wait_for_disk(server)
+        await server.kill()
+        committing = asyncio.create_task(store.commit([step_of(id_, 1, {0: 7})]))
+        await server.start()
+        assert await committing == ["committed"]
+
+
+class TestStart:
+    async def test_waits_for_the_server_to_come_up(
+        self, open_store: OpenStore, make_server: MakeServer
+    ) -> None:
+        server = make_server("valkey")
+        connecting = asyncio.create_task(open_store(server.url))
+        await asyncio.sleep(0.3)
+        assert not connecting.done()
+        await server.start()
+        store = await connecting
+        assert await store.active() == []
+
+    async def test_gives_up_when_no_server_comes_up(self) -> None:
+        with pytest.raises(StoreUnavailableError, match="start it, or set DILASERVE_REDIS_URL"):
+            await connect_redis(f"redis://127.0.0.1:{free_port()}/0", start_timeout_s=0.3)
+
+    async def test_a_refused_login_is_told_at_once_and_shows_no_password(
+        self, open_store: OpenStore, make_server: MakeServer
+    ) -> None:
+        server = make_server("valkey", "--requirepass", "s3cret")
+        await server.start()
+        for url in (server.url, server.url.replace("//", "//:wr0ng@")):
+            with pytest.raises(SettingsError, match="DILASERVE_REDIS_URL=") as caught:
+                await open_store(url)
+            assert "wr0ng" not in str(caught.value)
+        store = await open_store(server.url.replace("//", "//:s3cret@"))
+        assert await store.active() == []
+
+    @pytest.mark.parametrize("url", ["127.0.0.1:6379", "http://host:1", "redis://host:x/0"])
+    async def test_names_the_setting_when_the_url_is_wrong(self, url: str) -> None:
+        with pytest.raises(SettingsError, match="DILASERVE_REDIS_URL="):
+            await connect_redis(url)
+
+    async def test_the_functions_are_loaded_only_when_they_differ(
+        self, open_store: OpenStore, server: EmbeddedServer, redis: Redis
+    ) -> None:
+        async def n_loads() -> int:
+            stats = await redis.info("commandstats")
+            return int(stats.get("cmdstat_function|load", {"calls": 0})["calls"])
+
+        for _ in range(3):
+            await open_store(server.url)
+        assert await n_loads() == 1
+        older = "#!lua name=dilaserve\nredis.register_function('dls_new', function() return 7 end)"
+        await redis.function_load(older, replace=True)
+        store = await open_store(server.url)
+        assert await n_loads() == 3
+        assert await store.new(new_request()) is True
+
+
+class TestLimits:
+    async def test_full_server_refuses_with_a_remedy_but_ends_requests(
+        self, open_store: OpenStore, server: EmbeddedServer, redis: Redis
+    ) -> None:
+        store = await open_store(server.url)
+        id_, other = await admitted(store), await admitted(store)
+        await store.take_lease("a", ttl_s=60, min_term=2)
+        await redis.config_set("maxmemory", "1mb")
+        memory = await store.memory()
+        assert memory.used > memory.limit == 2**20
+        with pytest.raises(StoreUnavailableError, match="full: raise maxmemory"):
+            await store.commit([step_of(id_, 1, {0: 7})])
+        with pytest.raises(StoreUnavailableError, match="full: raise maxmemory"):
+            await store.new(new_request())
+        assert await store.renew_lease("a", term=2, ttl_s=60)
+        moved = await store.reassign(id_, term=2, owner="w2", expected_epoch=1)
+        assert moved.outcome == "reassigned"
+        assert (await store.cancel(id_, reason="full")).outcome == "cancelled"
+        assert (await store.fail(other, term=2, error="full")).outcome == "failed"
+        await redis.config_set("maxmemory", "0")
+        assert await store.new(new_request())
+
+    async def test_hung_server_raises_within_the_timeout(
+        self, open_store: OpenStore, server: EmbeddedServer
+    ) -> None:
+        store = await open_store(server.url, timeout_s=0.3)
+        id_ = await admitted(store)
+        server.send_signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(StoreUnavailableError, match="does not serve"):
+                await asyncio.wait_for(store.commit([step_of(id_, 1, {0: 7})]), 5)
+        finally:
+            server.send_signal(signal.SIGCONT)
+        [answer] = await store.commit([step_of(id_, 1, {0: 7})])
+        assert answer in ("committed", "duplicate")
+        assert (await record_of(store, id_)).canvas == canvas_of(p0=7)
+
+    async def test_more_calls_at_once_than_connections(
+        self, open_store: OpenStore, server: EmbeddedServer
+    ) -> None:
+        store = await open_store(server.url)
+        ids = [await admitted(store) for _ in range(200)]
+        answers = await asyncio.gather(*(store.commit([step_of(i, 1, {0: 1})]) for i in ids))
+        assert answers == [["committed"]] * 200
+
+
+class TestKeys:
+    async def test_ended_requests_expire_with_their_streams(
+        self, open_store: OpenStore, server: EmbeddedServer, redis: Redis
+    ) -> None:
+        store = await open_store(server.url, retention_s=0.2)
+        ids = [await admitted(store) for _ in range(3)]
+        await store.commit([step_of(id_, 1, {0: 7}) for id_ in ids])
+        await store.cancel(ids[0], reason="left")
+        await store.fail(ids[1], term=1, error="poison")
+        await store.commit([step_of(ids[2], 2, {1: 2}, finish_reason="stop")])
+        assert None not in await store.load(ids)
+        await asyncio.sleep(0.4)
+        assert await store.load(ids) == [None] * 3
+        assert [await store.deltas(id_) for id_ in ids] == [[]] * 3
+        left = {key.decode() for key in await redis.keys("*")}
+        assert left == {keys.term(keys.shard_of(id_)) for id_ in ids}
+
+    async def test_records_are_readable_but_for_the_token_ids(
+        self, open_store: OpenStore, server: EmbeddedServer, redis: Redis
+    ) -> None:
+        store = await open_store(server.url)
+        id_ = await admitted(store, owner="w1-ab12")
+        await store.commit([step_of(id_, 1, {0: 258})])
+        fields = await redis.hgetall(keys.record(id_))
+        assert fields[b"owner"] == b"w1-ab12"
+        assert fields[b"spec"].startswith(b'{"n_output":8,')
+        assert fields[b"canvas"] == b"\x02\x01\x00\x00" + b"\xff" * 28
+        [(entry_id, entry)] = await redis.xrange(keys.stream(id_))
+        assert entry_id == b"1-1"
+        assert (entry[b"positions"], entry[b"tokens"]) == (b"[0]", b"[258]")
+
+    async def test_shards_are_even_and_stay_as_they_are(self) -> None:
+        counts = [0] * keys.N_SHARDS
+        for i in range(16_000):
+            counts[keys.shard_of(f"request-{i}")] += 1
+        assert min(counts) > 800
+        assert max(counts) < 1200
+        assert keys.record("r1") == "dlm:{s01}:req:r1"  # stored requests would be lost otherwise
+
+    async def test_a_function_touches_one_slot_of_a_cluster(
+        self, open_store: OpenStore, make_server: MakeServer
+    ) -> None:
+        server = make_server("valkey", "--cluster-enabled", "yes")
+        await server.start()
+        async with Redis.from_url(server.url, protocol=2) as client:
+            await client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+            async with asyncio.timeout(10):
+                while (await client.execute_command("CLUSTER INFO"))["cluster_state"] != "ok":
+                    await asyncio.sleep(0.02)
+        store = await open_store(server.url)
+        await serve_a_few(store)
+
+
+async def serve_a_few(store: RedisStore) -> None:
+    """Every function of the store, on requests of many shards."""
+    assert await store.take_lease("a", ttl_s=60) == 1
+    ids = [await admitted(store) for _ in range(40)]
+    assert await store.active() == sorted(ids)
+    assert set(await store.commit([step_of(id_, 1, {0: 7}) for id_ in ids])) == {"committed"}
+    for id_ in ids[:10]:
+        moved = await store.reassign(id_, term=1, owner="w2", expected_epoch=1)
+        assert moved.outcome == "reassigned"
+        assert (await store.cancel(id_, reason="left")).outcome == "cancelled"
+    assert (await store.fail(ids[10], term=1, error="x")).outcome == "failed"
+    last = [step_of(id_, 2, {1: 2}, finish_reason="stop") for id_ in ids[11:]]
+    assert set(await store.commit(last)) == {"committed"}
+    assert await store.active() == []
+    assert await store.renew_lease("a", term=1, ttl_s=60)
+    await store.release_lease("a", term=1)
+
+
+async def wait_for_disk(server: EmbeddedServer) -> None:
+    """Return once all writes so far are in the append-only file as the disk has it."""
+    async with Redis.from_url(server.url, protocol=2) as client:
+        await client.execute_command("WAITAOF", 1, 0, 5000)
