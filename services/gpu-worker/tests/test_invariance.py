@@ -1,4 +1,4 @@
-"""Whatever shares its batches, a request gets exactly what it gets alone: tokens and confidences."""
+"""Whatever shares its batches, a request gets just what it gets alone: tokens, confidences."""
 
 from __future__ import annotations
 

@@ -14,9 +14,10 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from dilaserve.errors import ModelFolderError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+
+from dilaserve.errors import ModelFolderError
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"

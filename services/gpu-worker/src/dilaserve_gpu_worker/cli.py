@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
+
 from dilaserve.addresses import find_addresses, stack_home
 from dilaserve.errors import InvalidRequestError
 from dilaserve.messages import CacheMode

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from dilaserve.errors import SettingsError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import msgspec
+
 from dilaserve.messages import StepKind
 from dilaserve.store.records import MASKED, DecodingSpec
-
 from dilaserve_gpu_worker.engine.alone import REQUEST_ID, WITHOUT_END, fresh_request
 from dilaserve_gpu_worker.engine.engine import Engine
 from dilaserve_gpu_worker.engine.types import Credit, EngineRequest, StepOutput

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dilaserve.errors import ModelFolderError
 from torch import Tensor
 
+from dilaserve.errors import ModelFolderError
 from dilaserve_gpu_worker.checkpoint import Checkpoint, read_json, weights_hash
 from dilaserve_gpu_worker.models.config import ModelConfig
 from dilaserve_gpu_worker.models.llada import LayerWeights, LLaDA, Weights
@@ -68,7 +68,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 def _llada_config(folder: Path, path: Path, raw: dict[str, Any]) -> ModelConfig:
     for key, known in _FIXED_LLADA.items():
-        if raw.get(key, known) != known:
+        if raw.get(key) not in (known, None):
             raise ModelFolderError(
                 f"{path} has {key} {raw[key]!r}, which the LLaDA code does not compute; "
                 f"use a checkpoint with {known!r}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from dilaserve.errors import SettingsError
 from torch import Tensor
 
+from dilaserve.errors import SettingsError
 from dilaserve_gpu_worker.attention.runs import Run
 from dilaserve_gpu_worker.attention.sdpa import attend_by_sdpa
 
@@ -15,7 +15,7 @@ __all__ = ["Attention", "Run", "attention_backend"]
 
 
 class Attention(Protocol):
-    """Attention of one layer of a ragged batch. Shape letters as in models.llada; S pool slots."""
+    """Attention of one layer of a ragged batch. Shape letters: models.model."""
 
     def __call__(
         self,

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 from dilaserve.messages import CacheMode
 from dilaserve.store.records import MASKED, DecodingSpec
-
 from dilaserve_gpu_worker.engine.engine import Engine
 from dilaserve_gpu_worker.engine.kv_pool import PAGE_TOKENS
 from dilaserve_gpu_worker.engine.types import Credit, EngineRequest
-from dilaserve_gpu_worker.models.llada import LLaDA
+from dilaserve_gpu_worker.models.model import Model
 
 REQUEST_ID = "alone"
 WITHOUT_END = 2**31
@@ -29,7 +28,7 @@ class Denoised:
     finish_reason: str | None
 
 
-def engine_for_one(model: LLaDA, *, cache_mode: CacheMode, n_tokens: int) -> Engine:
+def engine_for_one(model: Model, *, cache_mode: CacheMode, n_tokens: int) -> Engine:
     """An engine with room for one request of `n_tokens` tokens, prompt and output."""
     return Engine(
         model,
@@ -48,7 +47,7 @@ def fresh_request(
 
 
 def denoise_alone(
-    model: LLaDA,
+    model: Model,
     prompt: list[int],
     spec: DecodingSpec,
     *,

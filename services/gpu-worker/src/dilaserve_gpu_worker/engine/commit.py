@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from dilaserve.messages import ConfidenceStats, StepKind
 from torch import Tensor
 
+from dilaserve.messages import ConfidenceStats, StepKind
 from dilaserve_gpu_worker.engine.confidence import confidence_stats
 from dilaserve_gpu_worker.engine.sequence import Floats, Ints, Row
 from dilaserve_gpu_worker.engine.types import StepOutput

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+
 from dilaserve.messages import ConfidenceStats
 
 

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 
-from dilaserve.messages import CacheMode
 from torch import Tensor
 
+from dilaserve.messages import CacheMode
 from dilaserve_gpu_worker.attention import attention_backend
 from dilaserve_gpu_worker.engine.batch import build_batch, shape_of
 from dilaserve_gpu_worker.engine.commit import commit_rows
@@ -26,7 +26,7 @@ from dilaserve_gpu_worker.engine.runner import Runner
 from dilaserve_gpu_worker.engine.sequence import Row, Sequence
 from dilaserve_gpu_worker.engine.types import BatchOutput, Credit, EngineRequest
 from dilaserve_gpu_worker.engine.validate import check_fits, check_request
-from dilaserve_gpu_worker.models.llada import LLaDA
+from dilaserve_gpu_worker.models.model import Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Engine:
 
     def __init__(
         self,
-        model: LLaDA,
+        model: Model,
         *,
         cache_mode: CacheMode,
         n_kv_tokens: int,

@@ -13,13 +13,13 @@ from torch import Tensor
 from dilaserve_gpu_worker.attention import Attention, Run
 from dilaserve_gpu_worker.engine.batch import Batch
 from dilaserve_gpu_worker.engine.kv_pool import KVPool
-from dilaserve_gpu_worker.models.llada import LLaDA
+from dilaserve_gpu_worker.models.model import Model
 
 
 class Runner:
     """A model, its KV pool (None without a cache) and an attention backend."""
 
-    def __init__(self, model: LLaDA, pool: KVPool | None, attention: Attention) -> None:
+    def __init__(self, model: Model, pool: KVPool | None, attention: Attention) -> None:
         self._model = model
         self._pool = pool
         self._attention = attention

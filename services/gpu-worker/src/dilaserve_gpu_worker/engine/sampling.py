@@ -22,7 +22,7 @@ def sampling_keys(
     """One 64-bit key per (seed, canvas position, step)."""
     keys = _mix(seeds)
     for counter in (positions, steps):
-        keys = _mix(keys ^ _mix(counter.astype(np.uint64)))
+        keys = _mix(keys + counter.astype(np.uint64))
     return keys
 
 

@@ -11,9 +11,9 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+
 from dilaserve.messages import CacheMode, FinishReason
 from dilaserve.store.records import MASKED
-
 from dilaserve_gpu_worker.engine.types import Credit, EngineRequest
 
 Ints = npt.NDArray[np.int64]

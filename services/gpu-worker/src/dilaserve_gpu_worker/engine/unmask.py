@@ -56,8 +56,8 @@ def choose(logits_MV: Tensor, mask_id: int, candidates: Candidates) -> tuple[Int
     confidences = chosen_2M[1, :n]
     if np.isnan(confidences).any():
         raise FloatingPointError(
-            "the model's logits hold NaN: its weights are damaged, or overflow in "
-            f"{logits_MV.dtype}; check the folder, or set DILASERVE_DTYPE=float32"
+            "the model's logits hold NaN: its weights are damaged, or its activations overflow; "
+            "download the folder again, or set DILASERVE_DTYPE=float32"
         )
     return chosen_2M[0, :n].astype(np.int64), confidences
 

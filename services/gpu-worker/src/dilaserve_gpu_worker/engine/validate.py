@@ -6,7 +6,6 @@ import math
 
 from dilaserve.errors import InvalidRequestError
 from dilaserve.store.records import MASKED
-
 from dilaserve_gpu_worker.engine.types import EngineRequest, NeverFitsError
 from dilaserve_gpu_worker.models.config import ModelConfig
 

@@ -1,28 +1,18 @@
 """LLaDA: a bidirectional pre-norm transformer with rotary positions and SwiGLU, on one device.
 
-Knows neither batches nor caches: `attend` gives each layer its keys. Shape letters:
-T tokens on the flat axis, D model width, H query heads, G key/value heads, A head width,
-F feed-forward width, V vocabulary, N rows that need logits, P positions.
+Knows neither batches nor caches: `attend` gives each layer its keys. Shape letters: models.model.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dilaserve_gpu_worker.models.config import ModelConfig
-
-
-class Attend(Protocol):
-    """Attention of one layer over the keys that each token may see."""
-
-    def __call__(self, layer: int, q_THA: Tensor, k_TGA: Tensor, v_TGA: Tensor) -> Tensor:
-        """Take rotated queries and keys, return the mixed values as THA."""
-        ...
+from dilaserve_gpu_worker.models.model import Attend
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,47 @@
+"""What the engine asks of a model, and what a model asks of the engine.
+
+Shape letters of tensor names, in models, attention and engine alike: T tokens on the flat axis,
+D model width, H query heads, G key/value heads, A head width, F feed-forward width, V vocabulary,
+N rows that need logits, M such rows with padding, S slots of the KV pool, P positions.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from dilaserve_gpu_worker.models.config import ModelConfig
+
+
+class Attend(Protocol):
+    """Attention of one layer over the keys that each token may see."""
+
+    def __call__(self, layer: int, q_THA: Tensor, k_TGA: Tensor, v_TGA: Tensor) -> Tensor:
+        """Take rotated queries and keys, return the mixed values as THA."""
+        ...
+
+
+class Model(Protocol):
+    """A masked diffusion transformer on one device. Knows neither batches nor caches."""
+
+    config: ModelConfig
+
+    @property
+    def device(self) -> torch.device:
+        """Where the forward pass runs."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of activations, keys and values."""
+        ...
+
+    def hidden(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        """Last hidden states TD, before the final norm. Positions count from 0 in a request."""
+        ...
+
+    def logits(self, h_ND: Tensor) -> Tensor:
+        """Logits NV in fp32; row i predicts the token at the position of row i itself."""
+        ...
