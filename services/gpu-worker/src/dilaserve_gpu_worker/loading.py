@@ -12,6 +12,7 @@ import torch
 
 from dilaserve.errors import SettingsError
 from dilaserve.messages import InstanceInfo
+from dilaserve_gpu_worker.device import choose_device, choose_dtype
 from dilaserve_gpu_worker.engine.engine import Engine
 from dilaserve_gpu_worker.engine.kv_pool import kv_bytes_per_token
 from dilaserve_gpu_worker.models.llada import LLaDA
@@ -33,7 +34,9 @@ def load_engine(settings: WorkerSettings) -> tuple[Engine, InstanceInfo]:
     Raises ModelFolderError, SettingsError."""
     torch.set_num_threads(_at_least("threads", settings.threads, 1))
     folder = Path(settings.model)
-    model = load_model(folder, device=_device(settings), dtype=_dtype(settings))
+    model = load_model(
+        folder, device=choose_device(settings.device), dtype=choose_dtype(settings.dtype)
+    )
     n_kv_tokens = _n_kv_tokens(settings, model)
     engine = Engine(
         model,
@@ -71,30 +74,6 @@ def use_cores(cores: str) -> None:
             f"DILASERVE_CPU_AFFINITY={cores!r} is no list of usable cores ({error}); "
             f"usable here: {usable}"
         ) from error
-
-
-def _device(settings: WorkerSettings) -> torch.device:
-    if settings.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(settings.device)
-    except RuntimeError as error:
-        raise SettingsError(
-            f"DILASERVE_DEVICE={settings.device!r} is no device; use for example 'cpu' or 'cuda:0'"
-        ) from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise SettingsError(
-            f"DILASERVE_DEVICE={settings.device!r}, but no GPU can be used; "
-            "install the driver and a CUDA build of torch, or use 'cpu'"
-        )
-    return device
-
-
-def _dtype(settings: WorkerSettings) -> torch.dtype | None:
-    if settings.dtype == "auto":
-        return None
-    dtype: torch.dtype = getattr(torch, settings.dtype)
-    return dtype
 
 
 def _n_kv_tokens(settings: WorkerSettings, model: LLaDA) -> int:

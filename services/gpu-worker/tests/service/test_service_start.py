@@ -37,7 +37,7 @@ def environment(make_folder, monkeypatch):
         ("CRASH_AT", "somewhere", "DILASERVE_CRASH_AT='somewhere'"),
         ("CPU_AFFINITY", "999", "DILASERVE_CPU_AFFINITY='999'"),
         ("CPU_AFFINITY", "first", "DILASERVE_CPU_AFFINITY='first'"),
-        ("DEVICE", "abacus", "DILASERVE_DEVICE='abacus'"),
+        ("DEVICE", "abacus", "device 'abacus' is unknown"),
         ("THREADS", "0", "DILASERVE_THREADS=0 is below 1"),
         ("KV_TOKENS", "-5", "DILASERVE_KV_TOKENS=-5 is below 1"),
         ("NATS_URL", "nats://127.0.0.1:9", "no NATS server answers"),
