@@ -55,7 +55,7 @@ def test_sequences_and_forward_windows(golden_folder: Path, golden_model: LLaDA)
 
 
 def _needed_windows(case: dict[str, Any], mask_id: int) -> list[list[int]]:
-    """The reference's windows but for the superfluous ones, which compute a finished block again."""
+    """The reference's windows, but for the superfluous ones: those of a block that is finished."""
     n_full = len(case["prompt"]) + case["gen_length"]
     windows, n_refreshes = [], 0
     for call in case["calls"]:

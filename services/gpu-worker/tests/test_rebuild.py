@@ -1,0 +1,43 @@
+"""A kill at any step of the golden cases, and a rebuild elsewhere, leaves every text as it was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dilaserve.store.records import MASKED, DecodingSpec
+from dilaserve_gpu_worker.engine.alone import engine_for_one
+from dilaserve_gpu_worker.engine.types import Credit, EngineRequest
+from dilaserve_gpu_worker.models.llada import LLaDA
+
+FAR = 10**6
+
+
+def test_no_kill_changes_a_text(golden_folder: Path, golden_model: LLaDA) -> None:
+    cases = json.loads((golden_folder / "golden.json").read_text())["cases"]
+    n_kills = 0
+    for case in cases:
+        if case["mode"] == "none" or case["threshold"] is None:
+            continue
+        after = _canvases(golden_model, case, 0, [MASKED] * case["gen_length"])
+        assert case["prompt"] + after[-1] == case["sequence"]
+        for step, canvas in enumerate(after[:-1], start=1):
+            assert _canvases(golden_model, case, step, canvas) == after[step:]
+            n_kills += 1
+    assert n_kills > 300
+
+
+def _canvases(model: LLaDA, case: dict[str, Any], step: int, canvas: list[int]) -> list[list[int]]:
+    """The canvas after every step from a stored state on, in a new engine."""
+    n_tokens = len(case["prompt"]) + case["gen_length"]
+    engine = engine_for_one(model, cache_mode=case["mode"], n_tokens=n_tokens)
+    spec = DecodingSpec(
+        n_output=case["gen_length"], block_length=case["block_length"], seed=0, ignore_eos=True
+    )
+    credit = Credit(case["threshold"], FAR)
+    engine.add(EngineRequest("r", case["prompt"], spec, step, canvas, credit))
+    canvases = []
+    while (output := engine.step()) is not None:
+        canvases += [engine.canvas("r")] * len(output.steps)
+    return canvases

@@ -1,0 +1,201 @@
+"""Model folders: what is read from them, and what is said of broken ones."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dilaserve.errors import ModelFolderError
+from dilaserve.store.records import DecodingSpec
+from dilaserve_gpu_worker.engine.alone import denoise_alone
+from dilaserve_gpu_worker.models.llada import LLaDA
+from dilaserve_gpu_worker.weights import load_model, read_config, weights_hash
+
+MakeFolder = Callable[..., Path]
+SPEC = DecodingSpec(n_output=24, block_length=8, seed=0, ignore_eos=True)
+
+
+def denoise(model: LLaDA) -> list[int]:
+    return denoise_alone(model, [5, 6, 7], SPEC, cache_mode="dual", threshold=0.6).sequence
+
+
+def rewrite(folder: Path, name: str, **changes: Any) -> None:
+    path = folder / name
+    fields = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(fields | changes))
+
+
+def split(folder: Path, n_shards: int) -> None:
+    """Turn a folder's single file into shards with an index."""
+    tensors = sorted(load_file(folder / "model.safetensors").items())
+    weight_map = {}
+    for index in range(n_shards):
+        shard = f"model-{index + 1:05}-of-{n_shards:05}.safetensors"
+        part = dict(tensors[index::n_shards])
+        save_file(part, folder / shard)
+        weight_map |= dict.fromkeys(part, shard)
+    rewrite(folder, "model.safetensors.index.json", weight_map=weight_map)
+    (folder / "model.safetensors").unlink()
+
+
+def test_shards_are_the_single_file(make_folder: MakeFolder) -> None:
+    folder = make_folder()
+    expected = denoise(load_model(folder))
+    split(folder, 3)
+    assert denoise(load_model(folder)) == expected
+
+
+def test_grouped_heads_are_repeated_heads(make_folder: MakeFolder) -> None:
+    grouped = make_folder(n_kv_heads=2)
+    repeated = make_folder()
+    tensors = load_file(grouped / "model.safetensors")
+    for name, tensor in tensors.items():
+        if "k_proj" in name or "v_proj" in name:
+            heads = tensor.view(2, 12, 48).repeat_interleave(2, dim=0)
+            tensors[name] = heads.reshape(48, 48)
+    save_file(tensors, repeated / "model.safetensors")
+    assert denoise(load_model(grouped)) == denoise(load_model(repeated))
+
+
+def test_a_tied_head_is_the_embedding(make_folder: MakeFolder) -> None:
+    untied = make_folder()
+    tensors = load_file(untied / "model.safetensors")
+    tensors["model.transformer.ff_out.weight"] = tensors["model.transformer.wte.weight"].clone()
+    save_file(tensors, untied / "model.safetensors")
+    tied = make_folder(weight_tying=True)
+    del tensors["model.transformer.ff_out.weight"]
+    save_file(tensors, tied / "model.safetensors")
+    assert denoise(load_model(tied)) == denoise(load_model(untied))
+
+
+def test_type_on_a_cpu_is_fp32_unless_asked(make_folder: MakeFolder) -> None:
+    folder = make_folder()
+    stored = {n: t.bfloat16() for n, t in load_file(folder / "model.safetensors").items()}
+    save_file(stored, folder / "model.safetensors")
+    assert load_model(folder).dtype == torch.float32
+    half = load_model(folder, dtype=torch.bfloat16)
+    assert half.dtype == torch.bfloat16
+    assert len(denoise(half)) == 27
+
+
+def test_changing_the_file_leaves_a_loaded_model_alone(make_folder: MakeFolder) -> None:
+    folder = make_folder()
+    model = load_model(folder)
+    expected = denoise(model)
+    (folder / "model.safetensors").write_bytes(b"")
+    assert denoise(model) == expected
+
+
+def test_eos_ids_come_from_every_place_that_names_them(make_folder: MakeFolder) -> None:
+    folder = make_folder(eos_token_id=59)
+    assert read_config(folder).eos_ids == {59}
+    rewrite(folder, "generation_config.json", eos_token_id=[58, 57])
+    added = [{"id": 56, "content": "<|eot_id|>"}, {"id": 55, "content": "<bos>"}]
+    rewrite(folder, "tokenizer.json", added_tokens=added)
+    assert read_config(folder).eos_ids == {56, 57, 58, 59}
+    rewrite(folder, "config.json", eos_token_id=None)
+    assert read_config(folder).eos_ids == {56, 57, 58}
+
+
+def test_sizes_that_a_config_may_leave_out(make_folder: MakeFolder) -> None:
+    config = read_config(
+        make_folder(n_kv_heads=4, mlp_hidden_size=72, embedding_size=61, vocab_size=50)
+    )
+    assert (config.n_kv_heads, config.d_ff, config.vocab_size) == (4, 72, 61)
+    folder = make_folder()
+    rewrite(folder, "config.json", n_kv_heads=None, mlp_hidden_size=None, mlp_ratio=4)
+    assert (read_config(folder).n_kv_heads, read_config(folder).d_ff) == (4, 192)
+    rewrite(folder, "config.json", multi_query_attention=True)
+    assert read_config(folder).n_kv_heads == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_type": "qwen2"}, "model_type 'qwen2', which is unknown"),
+        ({"model_type": None}, "model_type None, which is unknown"),
+        ({"mask_token_id": None}, "mask_token_id None; set it"),
+        ({"mask_token_id": 61}, "mask_token_id 61 is outside the vocabulary of 61"),
+        ({"d_model": "big"}, "d_model 'big'; set it to an integer"),
+        ({"n_heads": 5}, "d_model 48 over n_heads 5 is not an even head width"),
+        ({"n_kv_heads": 3}, "n_heads 4 is no multiple of n_kv_heads 3"),
+        ({"activation_type": "gelu"}, "activation_type 'gelu'"),
+        ({"include_bias": True}, "include_bias True"),
+        ({"n_layers": 3}, "lacks the tensor model.transformer.blocks.2.attn_norm.weight"),
+        ({"mlp_hidden_size": 80}, r"ff_proj.weight has shape \[72, 48\], config.json says \[80, 48"),
+    ],
+)
+def test_a_config_that_cannot_be_served(
+    make_folder: MakeFolder, changes: dict[str, Any], words: str
+) -> None:
+    folder = make_folder()
+    rewrite(folder, "config.json", **changes)
+    with pytest.raises(ModelFolderError, match=words):
+        load_model(folder)
+
+
+def _without_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def _without_a_shard(folder: Path) -> None:
+    split(folder, 2)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+
+
+def _with_an_empty_index(folder: Path) -> None:
+    _without_weights(folder)
+    rewrite(folder, "model.safetensors.index.json", weight_map={})
+
+
+def _with_damaged_weights(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"not safetensors")
+
+
+def _with_a_damaged_config(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+
+
+def _without_itself(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (_without_weights, "has neither model.safetensors nor model.safetensors.index.json"),
+        (_without_a_shard, "lacks the shard model-00002-of-00002.safetensors; download it again"),
+        (_with_an_empty_index, "has no weight_map"),
+        (_with_damaged_weights, "is no readable safetensors file"),
+        (_with_a_damaged_config, "is not JSON"),
+        (_without_itself, "cannot be read .No such file or directory.; give the folder"),
+    ],
+)
+def test_a_broken_folder(
+    make_folder: MakeFolder, damage: Callable[[Path], None], words: str
+) -> None:
+    folder = make_folder()
+    damage(folder)
+    with pytest.raises(ModelFolderError, match=words) as error:
+        load_model(folder)
+    assert str(folder) in str(error.value)
+
+
+def test_weights_hash_tells_models_apart(make_folder: MakeFolder) -> None:
+    folder, same = make_folder(), make_folder()
+    original = weights_hash(folder)
+    assert weights_hash(same) == original
+    assert len(original) == 16
+    rewrite(same, "config.json", rope_theta=501.0)
+    assert weights_hash(same) != original
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.transformer.ln_f.weight"][3] += 1e-3
+    save_file(tensors, folder / "model.safetensors")
+    assert weights_hash(folder) != original
