@@ -93,7 +93,7 @@ def plan_services(
 ) -> list[ChildSpec]:
     """Scheduler, workers and gateway."""
     env = _service_environ(options, endpoints, environ)
-    first_env = {CRASH_AT: environ[CRASH_AT]} if CRASH_AT in environ else {}
+    crash_at = environ.get(CRASH_AT, "")
 
     def python(name: str, service: str, probe: Probe, **settings: object) -> ChildSpec:
         return ChildSpec(
@@ -103,7 +103,7 @@ def plan_services(
             env={**env, **_variables(**settings)},
             probe=probe,
             address=endpoints.gateway_url if service == "gateway" else "",
-            first_env=first_env,
+            first_env=_first_env(name, crash_at),
         )
 
     on_bus = partial(service_probe, bus)
@@ -121,6 +121,16 @@ def plan_services(
         metrics_port=-1,  # it serves /metrics on its own port
     )
     return [scheduler, *workers, gateway]
+
+
+def _first_env(name: str, crash_at: str) -> dict[str, str]:
+    """The crash point of a child's first life. In fault tests `crash_at` is `point:count` for every
+    child, or for some, as in "worker-1=worker.after_commit:3,scheduler=scheduler.after_admit:1"."""
+    for entry in crash_at.split(","):
+        child, equals, point = entry.partition("=")
+        if child == name or (entry and not equals):
+            return {CRASH_AT: point or entry}
+    return {}
 
 
 def _service_environ(
