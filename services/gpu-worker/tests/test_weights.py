@@ -129,7 +129,7 @@ def test_sizes_that_a_config_may_leave_out(make_folder: MakeFolder) -> None:
         ({"activation_type": "gelu"}, "activation_type 'gelu'"),
         ({"include_bias": True}, "include_bias True"),
         ({"n_layers": 3}, "lacks the tensor model.transformer.blocks.2.attn_norm.weight"),
-        ({"mlp_hidden_size": 80}, r"ff_proj.weight has shape \[72, 48\], config.json says \[80, 48"),
+        ({"mlp_hidden_size": 80}, r"ff_proj.weight has shape \[72, 48\], config.json says \[80,"),
     ],
 )
 def test_a_config_that_cannot_be_served(

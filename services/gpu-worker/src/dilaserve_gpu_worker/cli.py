@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from dilaserve_gpu_worker.engine.alone import Denoised
     from dilaserve_gpu_worker.replay import Difference, ReplayReport
 
+CONNECT_TIMEOUT_S = 2.0
+
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -140,7 +142,7 @@ def _denoised_text(answer: Denoised, n_prompt: int) -> str:
 
 
 async def _load(url: str, request_id: str) -> tuple[RequestRecord, list[Delta]]:
-    store = await connect_redis(url)
+    store = await connect_redis(url, start_timeout_s=CONNECT_TIMEOUT_S)
     try:
         [record] = await store.load([request_id])
         deltas = await store.deltas(request_id)
