@@ -95,7 +95,8 @@ class Child:
     def signal(self, number: int) -> None:
         """Send a signal to the process, if there is one."""
         if self.pid is not None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it ended, and we are about to hear it
+                os.kill(self.pid, number)
 
     async def _keep(self) -> None:
         n_failures = 0
@@ -135,8 +136,13 @@ class Child:
 
     async def _spawn(self) -> tuple[asyncio.subprocess.Process, asyncio.Future[None]]:
         env = {**self.spec.env, **(self.spec.first_env if self.n_restarts == 0 else {})}
+        lines = _Lines(self._log_line)
         read_end, write_end = os.pipe()
         try:
+            await asyncio.get_running_loop().connect_read_pipe(
+                lambda: lines, os.fdopen(read_end, "rb", 0)
+            )
+            # Last, since a process that is started is known by its id from here on.
             process = await asyncio.create_subprocess_exec(
                 *self.spec.argv,
                 env=env,
@@ -148,10 +154,6 @@ class Child:
             )
         finally:
             os.close(write_end)
-        lines = _Lines(self._log_line)
-        await asyncio.get_running_loop().connect_read_pipe(
-            lambda: lines, os.fdopen(read_end, "rb", 0)
-        )
         return process, lines.ended
 
     async def _probe_until_ready(self, pid: int) -> None:
