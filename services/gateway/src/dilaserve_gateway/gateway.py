@@ -13,7 +13,7 @@ import msgspec
 
 from dilaserve import subjects
 from dilaserve.bus import Bus, BusMessage, Subscription
-from dilaserve.messages import decode_to_gateway
+from dilaserve.messages import TokenDelta, decode_to_gateway
 from dilaserve.store import Store
 from dilaserve.store.records import DecodingSpec, NewRequest
 from dilaserve.telemetry import Telemetry
@@ -69,7 +69,7 @@ class Gateway:
             max_store_share=settings.max_store_share,
         )
         self._bus = bus
-        self._calls: dict[str, Call] = {}
+        self._calls: dict[str, OpenCall] = {}
         self._background = Background()
         self._subscription: Subscription | None = None
         telemetry.gauge("dilaserve:open_streams", lambda: [(len(self._calls), {})])
@@ -84,7 +84,9 @@ class Gateway:
         self._subscription = await self._bus.subscribe(subjects.tokens(self.id), self._receive)
 
     async def close(self) -> None:
-        """Stop listening, after what was to be cancelled is."""
+        """Cancel what is still open, and stop listening after that is done."""
+        for call in set(self._calls.values()):
+            call.close(reason="gateway stopped")
         await self._background.close(self.settings.stop_timeout_s)
         if self._subscription is not None:
             await self._subscription.unsubscribe()
@@ -101,6 +103,7 @@ class Gateway:
             headers=headers,
         )
         opened = OpenCall(self, ask, request_id, observation, self._call(ask, request_id))
+        self._calls.update((choice.request_id, opened) for choice in opened.choices)
         try:
             await self.admission.check_store()
             await self._admit(ask, opened, observation.trace_headers())
@@ -110,7 +113,7 @@ class Gateway:
         observation.admitted()
         return opened
 
-    def forget(self, call: Call) -> None:
+    def forget(self, call: OpenCall) -> None:
         """Deliver no more to `call`."""
         for choice in call.choices:
             self._calls.pop(choice.request_id, None)
@@ -121,7 +124,7 @@ class Gateway:
 
     def _call(self, ask: Ask, request_id: str) -> Call:
         choices = [self._choice(ask, request_id, index) for index in range(ask.n_choices)]
-        call = Call(
+        return Call(
             choices,
             self.store,
             clock=self.clocks.monotonic,
@@ -130,8 +133,6 @@ class Gateway:
                 "dilaserve:stream_reads_total", cause=cause
             ),
         )
-        self._calls.update((choice.request_id, call) for choice in choices)
-        return call
 
     def _choice(self, ask: Ask, request_id: str, index: int) -> Choice:
         return Choice(
@@ -220,6 +221,10 @@ class OpenCall:
         """In the order of their index."""
         return self._call.choices
 
+    def deliver(self, delta: TokenDelta) -> None:
+        """See Call.deliver."""
+        self._call.deliver(delta)
+
     async def updates(self) -> AsyncGenerator[Update | None, None]:
         """See Call.updates. Ends the call when it ends."""
         try:
@@ -233,20 +238,22 @@ class OpenCall:
             raise
         self.close()
 
-    def close(self, error: BaseException | None = None) -> None:
-        """Forget the call and cancel what still runs. Without an error and before the end, the
-        client has left. The second time does nothing."""
+    def close(
+        self, error: BaseException | None = None, *, reason: str = "client disconnected"
+    ) -> None:
+        """Forget the call and cancel what still runs: for `reason` or, with an error, because of
+        it. The second time does nothing."""
         if self._closed:
             return
         self._closed = True
-        self._gateway.forget(self._call)
-        unfinished = self._call.open_choices()
-        cancelled = isinstance(error, asyncio.CancelledError)
-        left = bool(unfinished) and (error is None or cancelled)
-        reason = "client disconnected" if left else "another choice of the call failed"
+        self._gateway.forget(self)
+        if isinstance(error, asyncio.CancelledError):
+            error = None
+        if error is not None:
+            reason = "another choice of the call failed"
         for request_id in sorted(self.to_cancel):
             self._gateway.cancel(request_id, reason)
-        self._observation.end(self.choices, None if cancelled else error, left=left)
+        self._observation.end(self.choices, error, left=bool(self._call.open_choices()))
 
     def _note(self, update: Update) -> None:
         self._observation.updated(update)

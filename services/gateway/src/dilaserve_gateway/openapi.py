@@ -29,7 +29,8 @@ def _document(app: FastAPI, bodies: Mapping[str, type[BaseModel]]) -> dict[str, 
         [(body, "validation") for body in bodies.values()], ref_template=_REFERENCE
     )
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-    document.setdefault("components", {})["schemas"] = schemas["$defs"]
+    components = document.setdefault("components", {}).setdefault("schemas", {})
+    components.update(schemas["$defs"])
     for path, body in bodies.items():
         reference = {"$ref": _REFERENCE.format(model=body.__name__)}
         document["paths"][path]["post"]["requestBody"] = {
