@@ -8,7 +8,7 @@ from __future__ import annotations
 from dilaserve.messages import StepItem
 from dilaserve_scheduler.core.model import Request
 
-__all__ = ["extend", "grant", "is_ending", "item", "ran_out"]
+__all__ = ["extend", "grant", "is_ending", "item", "ran_out", "unlock"]
 
 STEPS_AHEAD = 2
 """A block with so many steps left, or fewer, is about to end. One step is being computed while
@@ -34,6 +34,14 @@ def extend(request: Request, run_ahead: int | None) -> bool:
     if run_ahead is not None:
         request.until_step = max(request.until_step or 0, request.step + run_ahead)
     return (request.until_block, request.until_step) != before
+
+
+def unlock(request: Request, held_step: int, run_ahead: int | None) -> None:
+    """Its owner holds steps that the store has lost, so that credit reckoned from the store may
+    not let it run: allow one more step, with which it writes its whole canvas."""
+    request.until_block = min(request.until_block + 1, request.n_blocks - 1)
+    if run_ahead is not None:
+        request.until_step = max(request.until_step or 0, held_step + run_ahead)
 
 
 def is_ending(request: Request) -> bool:

@@ -29,6 +29,13 @@ class Heard:
     """Earlier incarnations of the same name: dead from now on."""
 
 
+@dataclass(slots=True)
+class _Departure:
+    on_purpose: bool
+    at: float
+    named: bool = False
+
+
 class Members:
     """Instances by id.
 
@@ -43,7 +50,7 @@ class Members:
         self._instances: dict[str, Instance] = {}
         self._by_silence: OrderedDict[str, Instance] = OrderedDict()
         self._by_name: dict[str, dict[str, Instance]] = {}
-        self._departed: OrderedDict[str, bool] = OrderedDict()
+        self._departed: OrderedDict[str, _Departure] = OrderedDict()
         self._mark = 0.0
         self._heard_at = 0.0
         self._n_joined = 0
@@ -63,7 +70,17 @@ class Members:
 
     def left_on_purpose(self, instance_id: str) -> bool:
         """Whether it said that it leaves."""
-        return self._departed.get(instance_id, False)
+        departure = self._departed.get(instance_id)
+        return departure is not None and departure.on_purpose
+
+    def shares_name(self, now: float, instance_id: str) -> bool:
+        """Whether an instance that was replaced is still heard, so that two must have the same
+        name. True once for each."""
+        departure = self._departed.get(instance_id)
+        if departure is None or departure.on_purpose or departure.named:
+            return False
+        departure.named = now - departure.at >= self._dead_after_s
+        return departure.named
 
     def is_silent(self, instance: Instance, now: float) -> bool:
         """Whether it has not been heard for as long as a dead one, dead or not."""
@@ -87,9 +104,12 @@ class Members:
         return instance
 
     def hear(self, now: float, info: InstanceInfo) -> Heard | None:
-        """An InstanceUp or a heartbeat. None if the instance has departed."""
-        if info.instance_id in self._departed:
+        """An InstanceUp or a heartbeat. None if the instance has departed. One that was replaced
+        comes back if it is heard and its successor is not: then the order of their first messages
+        was misleading."""
+        if info.instance_id in self._departed and not self._outlives(now, info):
             return None
+        self._departed.pop(info.instance_id, None)
         instance = self._instances.get(info.instance_id) or self._add(info.instance_id, info.name)
         if instance.info != info:
             instance.learn(info)
@@ -108,9 +128,9 @@ class Members:
             self._touch(now, instance)
         return instance
 
-    def depart(self, instance: Instance, *, on_purpose: bool) -> None:
-        """It was replaced or leaves: forget it for good."""
-        self._departed[instance.instance_id] = on_purpose
+    def depart(self, now: float, instance: Instance, *, on_purpose: bool) -> None:
+        """It was replaced or leaves: what it still says does not count."""
+        self._departed[instance.instance_id] = _Departure(on_purpose, now)
         if len(self._departed) > N_REMEMBERED:
             self._departed.popitem(last=False)
         self._die(instance)
@@ -146,6 +166,12 @@ class Members:
         instance.heard_mark = self._mark
         self._by_silence[instance.instance_id] = instance
         self._by_silence.move_to_end(instance.instance_id)
+
+    def _outlives(self, now: float, info: InstanceInfo) -> bool:
+        namesakes = self._by_name.get(info.name, {}).values()
+        return not self.left_on_purpose(info.instance_id) and all(
+            self.is_silent(other, now) for other in namesakes
+        )
 
     def _replaced_by(self, instance: Instance) -> tuple[Instance, ...]:
         namesakes = self._by_name[instance.name].values()

@@ -366,7 +366,7 @@ class Placing:
             self.stir()
 
     def _catch_up(self, request: Request, stored_step: int) -> None:
-        if stored_step > request.step and request.state in ("running", "parked"):
+        if stored_step != request.step and request.state in ("running", "parked"):
             self._outbox.load([request])
 
     def _runs_somewhere(self, request: Request) -> bool:

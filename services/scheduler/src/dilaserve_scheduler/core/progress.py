@@ -1,5 +1,5 @@
-"""What is known of a request's progress. Committed steps never change, so the furthest is right,
-whoever reports it and at whatever epoch."""
+"""What is known of a request's progress. Committed steps never change, so the furthest reported is
+right, whoever reports it and at whatever epoch; only the store may take steps back."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ def advance_by_step(now: float, request: Request, step: StepItemResult) -> bool:
 
 
 def advance_by_record(now: float, request: Request, record: StoredRequest) -> bool:
-    """Take over what is stored; False if it is not news."""
-    if record.step <= request.step:
+    """Take over what is stored, even if it is less than was known: a store that was restarted may
+    have lost steps. (A record read just before the last result sets memory back for one step,
+    which does no harm: credit never shrinks.) False if it is not news."""
+    if (record.step, record.n_unmasked) == (request.step, request.n_unmasked):
         return False
     n_steps, n_new = record.step - request.step, record.n_unmasked - request.n_unmasked
-    request.pace = request.n_new = n_new / n_steps
+    if n_steps > 0:
+        request.pace = request.n_new = max(n_new, 0) / n_steps
     _set(now, request, record.step, record.n_unmasked, record.block, record.n_block_masked)
     return True
 

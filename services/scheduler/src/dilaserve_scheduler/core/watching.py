@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 from dilaserve.messages import Heartbeat, Held, InstanceDown, InstanceInfo, InstanceUp
+from dilaserve_scheduler.core import credit
 from dilaserve_scheduler.core.advancing import Advancing
 from dilaserve_scheduler.core.membership import Members
 from dilaserve_scheduler.core.model import Instance, Request
@@ -48,7 +49,7 @@ class Watching:
         """An instance leaves on purpose."""
         instance = self._members.get(event.instance_id)
         if instance is not None:
-            self._members.depart(instance, on_purpose=True)
+            self._members.depart(now, instance, on_purpose=True)
             self._lose(now, instance, "left", f"leaves ({event.reason or 'no reason given'})")
 
     def on_heartbeat(self, now: float, event: Heartbeat) -> None:
@@ -73,6 +74,7 @@ class Watching:
     def _hear(self, now: float, info: InstanceInfo) -> Instance | None:
         heard = self._members.hear(now, info)
         if heard is None:
+            self._warn_of_namesakes(now, info)
             return None
         instance = heard.instance
         if heard.joined:
@@ -82,9 +84,17 @@ class Watching:
             for request in instance.requests.values():
                 self._outbox.credit(request)
         for earlier in heard.replaced:
-            self._members.depart(earlier, on_purpose=False)
+            self._members.depart(now, earlier, on_purpose=False)
             self._lose(now, earlier, "died", f"was replaced by {instance.instance_id}")
         return instance
+
+    def _warn_of_namesakes(self, now: float, info: InstanceInfo) -> None:
+        if self._members.shares_name(now, info.instance_id):
+            text = (
+                f"two workers are called {info.name!r}, and {info.instance_id}, the earlier one, "
+                "gets no work; give each a DILASERVE_WORKER_NAME of its own"
+            )
+            self._outbox.log("warning", text)
 
     def _lose(self, now: float, instance: Instance, cause: Cause, why: str) -> None:
         owned = [r for r in instance.requests.values() if r.placed and r.instance is instance]
@@ -119,18 +129,22 @@ class Watching:
             request.confirmed = True
         if now - max(request.progress_at, request.sent_at, request.nudged_at) >= quiet_s:
             ahead = held is not None and held.step > request.step
-            self._nudge(now, request, reread=ahead or request.n_nudges % 2 == 1)
+            self._nudge(now, request, held.step if held and ahead else None)
         elif applied < request.sent_seq and now - request.sent_at >= self._settings.resend_after_s:
             self._outbox.credit(request)
 
-    def _nudge(self, now: float, request: Request, *, reread: bool) -> None:
-        """No news for too long: the command may be lost, or the result, or both."""
+    def _nudge(self, now: float, request: Request, held_step: int | None) -> None:
+        """No news for too long. The command may be lost, or the result, or both; where the owner
+        is ahead (`held_step`), the result, or the store's last writes."""
         request.nudged_at = now
         request.n_nudges += 1
-        if reread:
+        first = request.n_nudges % 2 == 1
+        if first == (held_step is not None):
             self._outbox.load([request])
-        else:
-            self._outbox.credit(request)
+            return
+        if held_step is not None:
+            credit.unlock(request, held_step, self._settings.run_ahead)
+        self._outbox.credit(request)
 
     def _check_foreign(
         self, now: float, instance: Instance, held: Held, request: Request | None
