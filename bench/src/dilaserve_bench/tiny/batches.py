@@ -103,8 +103,10 @@ def _problem(rng: np.random.Generator, stage: Stage, canvas_length: int) -> Prob
     task = rng.choice(list(stage.tasks), p=list(stage.tasks.values()))
     length = canvas_length
     if rng.random() > FULL_LENGTH_SHARE:
-        length = 32 * int(rng.integers(1, canvas_length // 32 + 1)) if task == "add" else (
-            2 * int(rng.integers(2, canvas_length // 2 + 1))
+        length = (
+            32 * int(rng.integers(1, canvas_length // 32 + 1))
+            if task == "add"
+            else (2 * int(rng.integers(2, canvas_length // 2 + 1)))
         )
     return TASKS[str(task)].generate(rng, length, stage.difficulty)
 

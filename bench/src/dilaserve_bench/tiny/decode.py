@@ -14,8 +14,12 @@ Forward = Callable[[Tensor], Tensor]
 
 @torch.inference_mode()
 def decode(
-    forward: Forward, prompts: Tensor, canvas_length: int, block_length: int,
-    mask_id: int, threshold: float,
+    forward: Forward,
+    prompts: Tensor,
+    canvas_length: int,
+    block_length: int,
+    mask_id: int,
+    threshold: float,
 ) -> tuple[Tensor, Tensor]:
     """Canvases (B, C) and steps taken (B,); `forward` maps ids (B, L) to logits (B, L, V).
 

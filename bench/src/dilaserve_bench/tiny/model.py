@@ -70,7 +70,8 @@ class RMSNorm(nn.Module):
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         x = x_BLD.float()
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight
+        normed: Tensor = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
+        return normed * self.weight
 
 
 class Block(nn.Module):
@@ -94,7 +95,8 @@ class Block(nn.Module):
         x_BLD = x_BLD + self._attention(self.attn_norm(x_BLD), cos_LE, sin_LE)
         h_BLD = self.ff_norm(x_BLD)
         gated = nn.functional.silu(self.ff_proj(h_BLD)) * self.up_proj(h_BLD)
-        return x_BLD + self.ff_out(gated)
+        out_BLD: Tensor = x_BLD + self.ff_out(gated)
+        return out_BLD
 
     def _attention(self, h_BLD: Tensor, cos_LE: Tensor, sin_LE: Tensor) -> Tensor:
         batch, length, d = h_BLD.shape
@@ -105,7 +107,8 @@ class Block(nn.Module):
         # Plain products: on a CPU the backward pass of SDPA is 1.5 times slower.
         scores = q @ k.transpose(-1, -2) / math.sqrt(heads[-1])
         mixed = torch.softmax(scores.float(), -1).to(v.dtype) @ v
-        return self.attn_out(mixed.transpose(1, 2).reshape(batch, length, d))
+        out_BLD: Tensor = self.attn_out(mixed.transpose(1, 2).reshape(batch, length, d))
+        return out_BLD
 
 
 def rotate(x_BHLE: Tensor, cos_LE: Tensor, sin_LE: Tensor) -> Tensor:
@@ -146,7 +149,8 @@ class TinyLLaDA(nn.Module):
         x_BLD = transformer.wte(ids_BL)
         for block in transformer.blocks:
             x_BLD = block(x_BLD, cos_LE, sin_LE)
-        return transformer.ff_out(transformer.ln_f(x_BLD[:, first_logit:]))
+        logits_BLV: Tensor = transformer.ff_out(transformer.ln_f(x_BLD[:, first_logit:]))
+        return logits_BLV
 
     def _angles(self, positions_L: Tensor) -> tuple[Tensor, Tensor]:
         size = self.config.d_model // self.config.n_heads

@@ -40,9 +40,9 @@ class Muon(torch.optim.Optimizer):
         state = self.state[param]
         if "momentum" not in state:
             state["momentum"] = torch.zeros_like(param)
-        average = state["momentum"]
+        average: Tensor = state["momentum"]
         average.lerp_(param.grad, 1 - momentum)
-        return param.grad.lerp(average, momentum)
+        return torch.lerp(param.grad, average, momentum)
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ the readable prompt and the aligned data of a problem, but no token id and no te
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -125,7 +126,7 @@ def walk_positions(stops: list[str]) -> tuple[str, ...]:
 # Addition ----------------------------------------------------------------------------------
 
 
-def generate_add(rng: np.random.Generator, length: int, difficulty: Difficulty) -> Problem:
+def generate_add(rng: np.random.Generator, length: int, _difficulty: Difficulty) -> Problem:
     """One sum of two numbers of up to 15 digits for every 32 data."""
     pairs = [
         (_random_number(rng), _random_number(rng)) for _ in range(length // (2 * ADDEND_WIDTH))
@@ -157,9 +158,7 @@ def generate_fill(rng: np.random.Generator, length: int, difficulty: Difficulty)
     """A row of cells, some coloured; fill the rest so that no neighbours are equal."""
     row = _random_row(rng, length)
     given = rng.random(length) < rng.uniform(*difficulty.given_cells)
-    cells = tuple(
-        colour if keep else "?" for colour, keep in zip(row, given, strict=True)
-    )
+    cells = tuple(colour if keep else "?" for colour, keep in zip(row, given, strict=True))
     prompt = "Colour the row: " + " ".join(cells)
     return Problem("fill", prompt, NO_PARAMETER, cells, _fill_row(rng, cells))
 
@@ -192,16 +191,14 @@ def check_fill(problem: Problem, text: str) -> bool:
     """Right if complete, the given cells are kept and no two neighbours are equal."""
     if len(text) != len(problem.data) or not set(text) <= set(COLOURS):
         return False
-    kept = all(
-        cell in ("?", colour) for cell, colour in zip(problem.data, text, strict=True)
-    )
-    return kept and all(a != b for a, b in zip(text, text[1:], strict=False))
+    kept = all(cell in ("?", colour) for cell, colour in zip(problem.data, text, strict=True))
+    return kept and all(a != b for a, b in pairwise(text))
 
 
 # Shift and echo ----------------------------------------------------------------------------
 
 
-def generate_shift(rng: np.random.Generator, length: int, difficulty: Difficulty) -> Problem:
+def generate_shift(rng: np.random.Generator, length: int, _difficulty: Difficulty) -> Problem:
     """Every letter moved on by a number of places; spaces stay."""
     places = int(rng.integers(1, 10))
     data = _random_text(rng, LETTERS + " " * 5, length)
@@ -210,7 +207,7 @@ def generate_shift(rng: np.random.Generator, length: int, difficulty: Difficulty
     return Problem("shift", prompt, str(places), data, answer)
 
 
-def generate_echo(rng: np.random.Generator, length: int, difficulty: Difficulty) -> Problem:
+def generate_echo(rng: np.random.Generator, length: int, _difficulty: Difficulty) -> Problem:
     """Any text, repeated: what the chat template makes of prompts that are no task."""
     data = list(_random_text(rng, ECHO_CHARACTERS, length))
     return Problem("echo", "Repeat: " + "".join(data), NO_PARAMETER, tuple(data), tuple(data))
@@ -242,7 +239,5 @@ def held_out_problem(
     task: str, length: int, seed: int, index: int, difficulty: Difficulty = SERVED
 ) -> Problem:
     """Problem `index` of the held-out set of `task` with `length` data."""
-    rng = np.random.default_rng(
-        [HELD_OUT_STREAM, seed, list(TASKS).index(task), length, index]
-    )
+    rng = np.random.default_rng([HELD_OUT_STREAM, seed, list(TASKS).index(task), length, index])
     return TASKS[task].generate(rng, length, difficulty)

@@ -8,21 +8,20 @@ Restarting the first command resumes from DIR/checkpoint.pt. The second writes t
 
 import argparse
 import json
-import math
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
 
 from dilaserve_bench.tiny.batches import Batch, batch_shape, stage_at, training_batch
-from dilaserve_bench.tiny.layout import EOS, MASK
-from dilaserve_bench.tiny.layout import vocabulary
+from dilaserve_bench.tiny.layout import EOS, MASK, vocabulary
 from dilaserve_bench.tiny.model import TinyConfig, TinyLLaDA, hub_config
 from dilaserve_bench.tiny.muon import Muon
 from dilaserve_bench.tiny.tasks import training_rng
@@ -33,6 +32,7 @@ ADAMW_LR = 3e-3
 TOKENS_PER_STEP = 4096
 DECAY_SHARE = 0.4
 LOG_EVERY, SAVE_EVERY = 50, 250
+DEFAULT_STEPS = 13000
 
 
 def learning_rate_factor(step: int, n_steps: int) -> float:
@@ -47,8 +47,9 @@ class Trainer:
     def __init__(self, args: argparse.Namespace, rank: int) -> None:
         torch.manual_seed(args.seed)
         self.args, self.rank, self.step = args, rank, 0
-        self.model = TinyLLaDA(TinyConfig(d_model=args.d_model, mlp_hidden_size=args.mlp,
-                                          n_layers=args.layers))
+        self.model = TinyLLaDA(
+            TinyConfig(d_model=args.d_model, mlp_hidden_size=args.mlp, n_layers=args.layers)
+        )
         blocks = self.model.model.transformer.blocks
         matrices = [p for p in blocks.parameters() if p.ndim == 2]
         inside = {id(p) for p in matrices}
@@ -62,19 +63,21 @@ class Trainer:
         self.resume()
 
     def run(self) -> None:
-        """Trains to `--steps`, logging and saving."""
-        losses, tokens, started = [], 0, time.monotonic()
-        while self.step < self.args.steps:
+        """Trains to `--stop-at`, logging and saving."""
+        last = self.args.stop_at or self.args.steps
+        losses: list[float] = []
+        tokens, started = 0, time.monotonic()
+        while self.step < last:
             loss, n_tokens = self.train_step()
+            self.step += 1
             losses.append(loss)
             tokens += n_tokens * self.args.processes
-            self.step += 1
-            if self.step % LOG_EVERY == 0 and self.rank == 0:
+            if self.rank == 0 and self.step % LOG_EVERY == 0:
                 rate = tokens / (time.monotonic() - started)
                 mean = sum(losses) / len(losses)
                 print(f"step {self.step} loss {mean:.4f} tokens/s {rate:.0f}", flush=True)
                 losses, tokens, started = [], 0, time.monotonic()
-            if (self.step % SAVE_EVERY == 0 or self.step == self.args.steps) and self.rank == 0:
+            if self.rank == 0 and (self.step % SAVE_EVERY == 0 or self.step == last):
                 self.save()
 
     def train_step(self) -> tuple[float, int]:
@@ -161,6 +164,7 @@ def export(work: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.contiguous() for name, tensor in state["model"].items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
     ids = vocabulary()
     generation = {
         "eos_token_id": ids[EOS],
@@ -168,25 +172,17 @@ def export(work: Path, folder: Path) -> None:
         "max_new_tokens": 96,
         "block_length": 32,
     }
-    for name, content in (("config.json", hub_config(config)), ("generation_config.json", generation)):
+    for name, content in (
+        ("config.json", hub_config(config)),
+        ("generation_config.json", generation),
+    ):
         (folder / name).write_text(json.dumps(content, indent=1) + "\n")
     write_tokenizer(folder)
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=16000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--d-model", type=int, default=128)
-    parser.add_argument("--mlp", type=int, default=352)
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--export", type=Path)
-    args = parser.parse_args()
+    args = parse_arguments()
     if args.export:
         export(args.work, args.export)
         return
@@ -195,7 +191,27 @@ def main() -> None:
     # Without these the allocator returns every activation to the system: up to 3.7 × slower.
     os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(1 << 30))
     os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(1 << 30))
-    mp.start_processes(run_rank, (args,), nprocs=args.processes, start_method="spawn")
+    spawn(run_rank, (args,), nprocs=args.processes)
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line's options, `sys.argv` by default."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    size = TinyConfig()
+    parser.add_argument("--work", type=Path, required=True, help="folder of the checkpoint")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="per process")
+    parser.add_argument("--steps", type=int, default=DEFAULT_STEPS, help="end of the schedule")
+    parser.add_argument("--stop-at", type=int, help="stop early; the schedule stays")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--d-model", type=int, default=size.d_model)
+    parser.add_argument("--mlp", type=int, default=size.mlp_hidden_size)
+    parser.add_argument("--layers", type=int, default=size.n_layers)
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--export", type=Path, help="write the model folder, and nothing else")
+    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,108 @@
+"""The training code's forward pass is the serving engine's, and a run resumes where it stopped."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dilaserve_bench.tiny.decode import decode
+from dilaserve_bench.tiny.layout import MASK, VOCAB_SIZE, vocabulary
+from dilaserve_bench.tiny.model import TinyConfig, TinyLLaDA
+from dilaserve_bench.tiny.muon import orthogonalise
+from dilaserve_bench.tiny.train import (
+    export,
+    learning_rate_factor,
+    parse_arguments,
+    run_rank,
+)
+
+BUNDLED = Path(__file__).parents[3] / "models" / "tiny"
+GOLDEN = Path(__file__).parents[4] / "shared" / "golden" / "llada-mha"
+SMALL = ["--d-model", "32", "--mlp", "48", "--layers", "2", "--no-compile", "--processes", "1"]
+
+
+def train(folder: Path, steps: int) -> None:
+    run_rank(0, parse_arguments(["--work", str(folder), "--steps", str(steps), *SMALL]))
+
+
+def trained(folder: Path) -> dict[str, torch.Tensor]:
+    return torch.load(folder / "checkpoint.pt", weights_only=True)["model"]
+
+
+def test_muon_s_update_has_singular_values_near_one() -> None:
+    matrices = torch.randn(3, 48, 32, generator=torch.Generator().manual_seed(0))
+    values = torch.linalg.svdvals(orthogonalise(matrices))
+    assert float(values.min()) > 0.5
+    assert float(values.max()) < 1.4
+
+
+def test_learning_rate_warms_up_stays_and_falls_to_zero() -> None:
+    factors = [learning_rate_factor(step, 1000) for step in (0, 99, 500, 800, 1000)]
+    assert factors == [pytest.approx(0.01), 1.0, 1.0, pytest.approx(0.5), 0.0]
+
+
+def test_training_lowers_the_loss_and_resumes_exactly(tmp_path: Path) -> None:
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    for folder in (whole, halves):
+        folder.mkdir()
+    train(whole, 4)
+    run_rank(0, parse_arguments(["--work", str(halves), "--steps", "4", "--stop-at", "2", *SMALL]))
+    train(halves, 4)
+    first, second = trained(whole), trained(halves)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_exported_folder_gives_the_engine_the_same_logits(tmp_path: Path) -> None:
+    from dilaserve_gpu_worker.engine.alone import denoise_alone  # noqa: F401
+    from dilaserve_gpu_worker.weights import load_model
+
+    train(tmp_path, 1)
+    export(tmp_path, tmp_path / "model")
+    served = load_model(tmp_path / "model")
+    assert served.config.mask_id == vocabulary()[MASK]
+    for name, tensor in load_file(tmp_path / "model" / "model.safetensors").items():
+        assert torch.equal(tensor, trained(tmp_path)[name])
+
+
+@pytest.mark.skipif(not GOLDEN.exists(), reason="the golden checkpoints are not here")
+def test_tensor_names_and_config_keys_are_llada_s() -> None:
+    golden = {name.replace(".2.", ".0.") for name in load_file(GOLDEN / "model.safetensors")}
+    ours = {name.replace(".5.", ".0.") for name in load_file(BUNDLED / "model.safetensors")}
+    first = {name for name in ours if ".blocks." not in name or ".blocks.0." in name}
+    assert first == {name for name in golden if ".blocks." not in name or ".blocks.0." in name}
+    published = json.loads((GOLDEN / "config.json").read_text())
+    config = json.loads((BUNDLED / "config.json").read_text())
+    assert config.keys() - published.keys() <= {"torch_dtype"}
+
+
+def test_bundled_model_divides_by_eight_ranks_and_is_small() -> None:
+    config = json.loads((BUNDLED / "config.json").read_text())
+    for key in ("n_heads", "n_kv_heads", "mlp_hidden_size", "vocab_size", "embedding_size"):
+        assert config[key] % 8 == 0
+    assert sum(path.stat().st_size for path in BUNDLED.iterdir()) < 15_000_000
+
+
+def test_decoding_unmasks_block_by_block_and_at_least_one_a_step() -> None:
+    mask = vocabulary()[MASK]
+
+    def forward(ids: torch.Tensor) -> torch.Tensor:
+        logits = torch.zeros(*ids.shape, VOCAB_SIZE)
+        logits[..., mask] = 9.0
+        logits[:, 1::2, 7] = 12.0
+        return logits
+
+    prompts = torch.zeros(2, 4, dtype=torch.long)
+    canvas, steps = decode(forward, prompts, 8, 4, mask, 0.9)
+    assert not bool((canvas == mask).any())
+    assert steps.tolist() == [6, 6]
+
+
+def test_model_predicts_only_from_the_first_logit_on() -> None:
+    model = TinyLLaDA(TinyConfig(d_model=32, mlp_hidden_size=48, n_layers=1))
+    ids = torch.arange(10)[None]
+    whole = model(ids, torch.arange(10))
+    assert whole.shape == (1, 10, VOCAB_SIZE)
+    torch.testing.assert_close(model(ids, torch.arange(10), 6), whole[:, 6:])
