@@ -359,3 +359,13 @@ async def test_published_once_in_order_reads_nothing_from_the_store(
     fleet.mangle = publish_last
     assert await texts(await gateway.open(ask(), "call", {})) == ["hello world"]
     assert reads(telemetry, "gap") == reads(telemetry, "silence") == 0
+
+
+async def test_slow_steps_are_no_silence(
+    gateway: Gateway, fleet: FakeFleet, telemetry: Telemetry
+) -> None:
+    """At three times its usual interval a choice is silent: once that is known, not before."""
+    fleet.step_s = 0.08  # longer than silence_s
+    fleet.answer = lambda _: "0123456789012345678901"
+    await texts(await gateway.open(ask(), "call", {}))
+    assert reads(telemetry, "silence") <= 4

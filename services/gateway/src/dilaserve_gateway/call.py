@@ -29,10 +29,19 @@ _RECENT = 0.3
 
 @dataclass(slots=True)
 class _Pulse:
-    """When a choice was heard of, and how often it is."""
+    """When a choice was heard of or looked after, and how often it steps."""
 
-    heard_s: float
-    interval_s: float = 0.0
+    looked_s: float
+    stepped_s: float | None = None
+    interval_s: float | None = None
+
+    def step(self, now: float) -> None:
+        """A step has been applied."""
+        if self.stepped_s is not None:
+            latest = now - self.stepped_s
+            mean = latest if self.interval_s is None else self.interval_s
+            self.interval_s = mean + _RECENT * (latest - mean)
+        self.looked_s = self.stepped_s = now
 
 
 class Call:
@@ -72,7 +81,7 @@ class Call:
         Raises ApiError when a request fails, is cancelled by someone else, or is lost.
         """
         for choice in self.choices:
-            self._pulses[choice.request_id].heard_s = self._clock()
+            self._pulses[choice.request_id].looked_s = self._clock()
         while self.open_choices():
             delta = await self._next_delta()
             if delta is None:
@@ -99,22 +108,17 @@ class Call:
 
     def _deadline(self, choice: Choice) -> float:
         pulse = self._pulses[choice.request_id]
-        return pulse.heard_s + max(self._silence_s, 3 * pulse.interval_s)
+        return pulse.looked_s + max(self._silence_s, 3 * (pulse.interval_s or 0.0))
 
     async def _take(self, choice: Choice, delta: TokenDelta) -> list[Update]:
         offered = choice.offer(delta)
         if isinstance(offered, Update):
-            self._hear(choice)
+            self._pulses[choice.request_id].step(self._clock())
             return [offered, *(await self._read(choice) if choice.is_behind else [])]
         if offered == "gap":
             self._note_reading("gap")
             return await self._read(choice, deltas_only=True)
         return []
-
-    def _hear(self, choice: Choice) -> None:
-        pulse, now = self._pulses[choice.request_id], self._clock()
-        pulse.interval_s += _RECENT * (now - pulse.heard_s - pulse.interval_s)
-        pulse.heard_s = now
 
     async def _read_silent(self) -> list[Update]:
         now = self._clock()
@@ -128,7 +132,7 @@ class Call:
     async def _read(self, choice: Choice, *, deltas_only: bool = False) -> list[Update]:
         """Catch up from the store. The record is read before the stream, so that the stream
         holds everything when the record has ended."""
-        self._pulses[choice.request_id].heard_s = self._clock()
+        self._pulses[choice.request_id].looked_s = self._clock()
         try:
             record = None if deltas_only else (await self._store.load([choice.request_id]))[0]
             deltas = await self._store.deltas(choice.request_id, after_step=choice.step)
@@ -137,6 +141,8 @@ class Call:
             return []
         self._store_lost_s = None
         updates = choice.catch_up(deltas)
+        if updates:
+            self._pulses[choice.request_id].step(self._clock())
         if choice.is_behind and deltas_only:
             return updates + await self._read(choice)
         if choice.finish_reason is None and not deltas_only:
