@@ -17,6 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 from dilaserve.errors import StoreUnavailableError
 from dilaserve.lifecycle import Event, State, advance, is_terminal
 from dilaserve.messages import ConfidenceStats, FinishReason
+from dilaserve.store.keys import N_SHARDS, shard_of
 from dilaserve.store.records import (
     MASKED,
     AdmitAnswer,
@@ -64,7 +65,8 @@ class _Lease:
 class _Data:
     records: dict[str, _Record] = field(default_factory=dict)
     lease: _Lease | None = None
-    term: int = 0
+    terms: list[int] = field(default_factory=lambda: [0] * N_SHARDS)
+    """Highest term seen, by shard: as in Redis, a write tells its own shard only."""
 
 
 def _call(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
@@ -142,7 +144,7 @@ class MemoryStore:
         self, request_id: str, *, term: int, owner: str, min_epoch: int = 1
     ) -> AdmitAnswer:
         """See Store.admit."""
-        fresh, record = self._raise_term(term), self._find(request_id)
+        fresh, record = self._raise_term(request_id, term), self._find(request_id)
         if not fresh:
             return _admit_answer("stale_term", record)
         if record is None:
@@ -166,7 +168,7 @@ class MemoryStore:
         owner_died: bool = False,
     ) -> ReassignAnswer:
         """See Store.reassign."""
-        fresh, record = self._raise_term(term), self._find(request_id)
+        fresh, record = self._raise_term(request_id, term), self._find(request_id)
         if not fresh:
             return _reassign_answer("stale_term", record)
         if record is None:
@@ -184,7 +186,7 @@ class MemoryStore:
     @_call
     async def fail(self, request_id: str, *, term: int, error: str) -> FailAnswer:
         """See Store.fail."""
-        fresh, record = self._raise_term(term), self._find(request_id)
+        fresh, record = self._raise_term(request_id, term), self._find(request_id)
         if not fresh:
             return FailAnswer(outcome="stale_term")
         if record is None:
@@ -201,9 +203,10 @@ class MemoryStore:
         lease = self._lease()
         if lease and lease.holder != holder:
             return None
-        self._data.term = max(self._data.term + 1, min_term)
-        self._data.lease = _Lease(holder, self._data.term, self._clock() + ttl_s)
-        return self._data.term
+        term = max(max(self._data.terms) + 1, min_term)
+        self._data.lease = _Lease(holder, term, self._clock() + ttl_s)
+        self._data.terms = [term] * N_SHARDS
+        return term
 
     @_call
     async def renew_lease(self, holder: str, *, term: int, ttl_s: float) -> bool:
@@ -278,10 +281,11 @@ class MemoryStore:
         lease = self._data.lease
         return lease if lease and lease.expires_s > self._clock() else None
 
-    def _raise_term(self, term: int) -> bool:
-        if term < self._data.term:
+    def _raise_term(self, request_id: str, term: int) -> bool:
+        shard = shard_of(request_id)
+        if term < self._data.terms[shard]:
             return False
-        self._data.term = term
+        self._data.terms[shard] = term
         return True
 
     def _end(self, record: _Record, event: Event, *, error: str = "") -> None:
