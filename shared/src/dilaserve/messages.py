@@ -65,7 +65,9 @@ class Refused(Message, frozen=True, tag="refused"):
 
     request_id: str
     reason: str
-    code: Literal["overloaded", "no_instance", "never_fits", "unknown", "finished"]
+    code: Literal["overloaded", "no_instance", "never_fits", "unknown", "finished", "unavailable"]
+    """`unknown`: no such record; `finished`: it has ended; `unavailable`: the store does not answer
+    the scheduler, or the message made no sense to it."""
     retry_after_s: float | None = None
 
 
