@@ -65,7 +65,7 @@ async def test_forms_of_a_prompt(
 
 
 async def test_a_long_prompt_is_tokenized_in_a_thread(prompter: Prompter) -> None:
-    with pytest.raises(ApiError, match=r"has 5000 tokens .* shorten the prompt"):
+    with pytest.raises(ApiError, match=r"5000 prompt tokens .* shorten the prompt"):
         await complete(prompter, prompt="a" * 5000)
 
 
@@ -88,9 +88,9 @@ async def test_context_length(prompter: Prompter, model: ServedModel) -> None:
     with pytest.raises(ApiError) as caught:
         await complete(prompter, max_tokens=room + 1)
     assert caught.value.code == "context_length_exceeded"
-    for number in ("3 tokens", str(room + 1), str(model.context_length), f"at most {room}"):
+    for number in ("3 prompt tokens", str(room + 1), str(model.context_length), f"at most {room}"):
         assert number in caught.value.message
-    with pytest.raises(ApiError, match="max_tokens is an integer of 333 bits"):
+    with pytest.raises(ApiError, match="max_tokens=an integer of 333 bits"):
         await complete(prompter, max_tokens=10**100)
 
 

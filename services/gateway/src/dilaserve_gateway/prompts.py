@@ -178,8 +178,8 @@ class Prompter:
         if n_output > room:
             remedy = f"set max_tokens to at most {room}" if room > 0 else "shorten the prompt"
             raise invalid(
-                f"The prompt has {len(prompt)} tokens and max_tokens is {shown(n_output)}; both "
-                f"are above the model's context length of {self._model.context_length}; {remedy}.",
+                f"{len(prompt)} prompt tokens and max_tokens={shown(n_output)} exceed the model's "
+                f"context length of {self._model.context_length}; {remedy}.",
                 param="max_tokens" if room > 0 else "prompt",
                 code="context_length_exceeded",
             )
