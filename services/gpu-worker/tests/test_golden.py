@@ -20,7 +20,7 @@ from dilaserve_gpu_worker.models.llada import LLaDA
 def test_logits(golden_folder: Path, golden_model: LLaDA, n_prompt: int) -> None:
     golden = load_file(golden_folder / f"logits_{n_prompt}.safetensors")
     tokens = golden["input_ids"][0]
-    run = Run(n_rows=1, n_queries=len(tokens), n_keys=len(tokens), start=0, key_slots=None)
+    run = Run(n_rows=1, n_queries=len(tokens), n_keys=len(tokens), start=0, first_key=None)
     attend = attention_backend("sdpa")
     with torch.inference_mode():
         h_TD = golden_model.hidden(

@@ -8,10 +8,10 @@ from typing import Protocol
 from torch import Tensor
 
 from dilaserve.errors import SettingsError
-from dilaserve_gpu_worker.attention.runs import Run
+from dilaserve_gpu_worker.attention.runs import PooledKeys, Run
 from dilaserve_gpu_worker.attention.sdpa import attend_by_sdpa
 
-__all__ = ["Attention", "Run", "attention_backend"]
+__all__ = ["Attention", "PooledKeys", "Run", "attention_backend"]
 
 
 class Attention(Protocol):
@@ -22,7 +22,7 @@ class Attention(Protocol):
         q_THA: Tensor,
         k_TGA: Tensor,
         v_TGA: Tensor,
-        pool_SGA: tuple[Tensor, Tensor] | None,
+        pooled: PooledKeys | None,
         runs: Sequence[Run],
     ) -> Tensor:
         """Mix values as THA. The batch's own keys and values are already in the pool, where there

@@ -12,20 +12,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dilaserve_gpu_worker.attention.runs import Run
+from dilaserve_gpu_worker.attention.runs import PooledKeys, Run
 
 
 def attend_by_sdpa(
     q_THA: Tensor,
     k_TGA: Tensor,
     v_TGA: Tensor,
-    pool_SGA: tuple[Tensor, Tensor] | None,
+    pooled: PooledKeys | None,
     runs: Sequence[Run],
 ) -> Tensor:
     """See attention.Attention."""
     o_THA = torch.zeros_like(q_THA, memory_format=torch.contiguous_format)
     for run in runs:
-        k_SGA, v_SGA = _keys(run, k_TGA, v_TGA, pool_SGA)
+        k_SGA, v_SGA = _keys(run, k_TGA, v_TGA, pooled)
         o_BHQA = F.scaled_dot_product_attention(
             _rows(q_THA[run.start : run.stop], run.n_rows),
             _rows(k_SGA, run.n_rows),
@@ -37,12 +37,12 @@ def attend_by_sdpa(
 
 
 def _keys(
-    run: Run, k_TGA: Tensor, v_TGA: Tensor, pool_SGA: tuple[Tensor, Tensor] | None
+    run: Run, k_TGA: Tensor, v_TGA: Tensor, pooled: PooledKeys | None
 ) -> tuple[Tensor, Tensor]:
-    if run.key_slots is None or pool_SGA is None:
+    if run.first_key is None or pooled is None:
         return k_TGA[run.start : run.stop], v_TGA[run.start : run.stop]
-    k_SGA, v_SGA = pool_SGA
-    return k_SGA.index_select(0, run.key_slots), v_SGA.index_select(0, run.key_slots)
+    slots = pooled.key_slots[run.first_key : run.first_key + run.n_rows * run.n_keys]
+    return pooled.k_SGA.index_select(0, slots), pooled.v_SGA.index_select(0, slots)
 
 
 def _rows(x_THA: Tensor, n_rows: int) -> Tensor:

@@ -6,12 +6,13 @@ Arrays are numpy's: cheap to build one by one, moved to the device at once by th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 
+from dilaserve_gpu_worker.attention import Run
 from dilaserve_gpu_worker.engine.sequence import Ints, Row
 
 MIN_ROWS = 32
@@ -21,31 +22,20 @@ rows in a larger batch (measured with MKL and AVX-512, one and two threads)."""
 
 
 @dataclass(frozen=True, slots=True)
-class RunArrays:
-    """Consecutive rows of one shape; see attention.Run."""
-
-    n_rows: int
-    n_queries: int
-    n_keys: int
-    start: int
-    key_slots: Ints | None
-
-
-@dataclass(frozen=True, slots=True)
 class Batch:
-    """One forward pass. T tokens, N logit rows, both padded."""
+    """One forward pass. T tokens and M logit rows, both padded."""
 
     tokens_T: Ints
     positions_T: Ints
     n_tokens: int
     """Tokens before padding."""
-    write_slots: Ints | None
-    """Pool slot of each token before padding; None without a pool."""
-    runs: list[RunArrays]
-    logit_rows_N: Ints
-    """Flat indices whose logits are wanted, row by row."""
-    n_logits: int
-    """Logit rows before padding."""
+    write_slots: Ints
+    """Pool slot of each token before padding; empty without a pool."""
+    key_slots: Ints
+    """Pool slots of the keys of the runs that read the pool; see attention.PooledKeys."""
+    runs: list[Run]
+    logit_rows_M: Ints
+    """Flat indices whose logits are wanted, row by row, then padding."""
 
 
 def build_batch(rows: Sequence[Row]) -> Batch:
@@ -62,10 +52,10 @@ def build_batch(rows: Sequence[Row]) -> Batch:
         tokens_T=_pad(np.concatenate([row.tokens for row in rows])),
         positions_T=_pad(np.concatenate(positions)),
         n_tokens=int(starts[-1]),
-        write_slots=_write_slots(rows),
+        write_slots=_join(row.slots[row.start : row.start + len(row.tokens)] for row in rows),
+        key_slots=_join(row.slots for row in rows if not row.is_full),
         runs=_runs(rows),
-        logit_rows_N=_pad(logit_rows) if len(logit_rows) else logit_rows,
-        n_logits=len(logit_rows),
+        logit_rows_M=_pad(logit_rows) if len(logit_rows) else logit_rows,
     )
 
 
@@ -79,22 +69,16 @@ def _pad(values: Ints) -> Ints:
     return np.pad(values, (0, -len(values) % MIN_ROWS))
 
 
-def _write_slots(rows: Sequence[Row]) -> Ints | None:
-    slots = [
-        row.sequence.slots[row.start : row.start + len(row.tokens)]
-        for row in rows
-        if row.sequence.slots is not None
-    ]
-    return np.concatenate(slots) if slots else None
+def _join(parts: Iterable[Ints]) -> Ints:
+    return np.concatenate([np.empty(0, np.int64), *parts])
 
 
-def _runs(rows: Sequence[Row]) -> list[RunArrays]:
-    runs, start = [], 0
+def _runs(rows: Sequence[Row]) -> list[Run]:
+    runs, start, first_key = [], 0, 0
     for (n_queries, n_keys), group in groupby(rows, key=shape_of):
-        members = list(group)
-        slots = [row.sequence.slots for row in members if row.sequence.slots is not None]
-        # A row that computes all its tokens has its keys at hand.
-        key_slots = np.concatenate(slots) if slots and n_queries < n_keys else None
-        runs.append(RunArrays(len(members), n_queries, n_keys, start, key_slots))
-        start += len(members) * n_queries
+        n_rows = len(list(group))
+        is_full = n_queries == n_keys
+        runs.append(Run(n_rows, n_queries, n_keys, start, None if is_full else first_key))
+        start += n_rows * n_queries
+        first_key += 0 if is_full else n_rows * n_keys
     return runs

@@ -204,4 +204,4 @@ class Engine:
 
     def _free_pages(self, sequence: Sequence) -> None:
         self._pages.give_back(sequence.pages)
-        sequence.pages, sequence.slots, sequence.cached_block = [], None, None
+        sequence.pages, sequence.slots, sequence.cached_block = [], sequence.slots[:0], None

@@ -5,14 +5,13 @@ Knows no request: on more than one device every rank runs the same batches.
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dilaserve_gpu_worker.attention import Attention, Run
+from dilaserve_gpu_worker.attention import Attention, PooledKeys
 from dilaserve_gpu_worker.engine.batch import Batch
 from dilaserve_gpu_worker.engine.kv_pool import KVPool
+from dilaserve_gpu_worker.engine.sequence import Ints
 from dilaserve_gpu_worker.models.model import Model
 
 
@@ -26,25 +25,20 @@ class Runner:
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Tensor:
-        """Logits NV in fp32 on the device, padding included; no row when none is wanted."""
+        """Logits MV in fp32 on the device, padding included; no row when none is wanted."""
         write_slots = self._put(batch.write_slots)
-        runs = [
-            Run(run.n_rows, run.n_queries, run.n_keys, run.start, self._put(run.key_slots))
-            for run in batch.runs
-        ]
+        key_slots = self._put(batch.key_slots)
 
         def attend(layer: int, q_THA: Tensor, k_TGA: Tensor, v_TGA: Tensor) -> Tensor:
-            if self._pool is None or write_slots is None:
-                return self._attention(q_THA, k_TGA, v_TGA, None, runs)
+            if self._pool is None:
+                return self._attention(q_THA, k_TGA, v_TGA, None, batch.runs)
             n_tokens = batch.n_tokens
             self._pool.write(layer, write_slots, k_TGA[:n_tokens], v_TGA[:n_tokens])
-            return self._attention(q_THA, k_TGA, v_TGA, self._pool.layer(layer), runs)
+            pooled = PooledKeys(*self._pool.layer(layer), key_slots)
+            return self._attention(q_THA, k_TGA, v_TGA, pooled, batch.runs)
 
-        tokens_T = torch.from_numpy(batch.tokens_T).to(self._model.device)
-        positions_T = torch.from_numpy(batch.positions_T).to(self._model.device)
-        logit_rows_N = torch.from_numpy(batch.logit_rows_N).to(self._model.device)
-        h_TD = self._model.hidden(tokens_T, positions_T, attend)
-        return self._model.logits(h_TD.index_select(0, logit_rows_N))
+        h_TD = self._model.hidden(self._put(batch.tokens_T), self._put(batch.positions_T), attend)
+        return self._model.logits(h_TD.index_select(0, self._put(batch.logit_rows_M)))
 
-    def _put(self, values: npt.NDArray[np.int64] | None) -> Tensor | None:
-        return None if values is None else torch.from_numpy(values).to(self._model.device)
+    def _put(self, values: Ints) -> Tensor:
+        return torch.from_numpy(values).to(self._model.device)

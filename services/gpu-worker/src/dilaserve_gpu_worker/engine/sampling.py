@@ -14,6 +14,7 @@ _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 
 Keys = npt.NDArray[np.uint64]
+Floats = npt.NDArray[np.float64]
 
 
 def sampling_keys(
@@ -26,13 +27,14 @@ def sampling_keys(
     return keys
 
 
-def sample(logits_NV: Tensor, keys: Keys, temperatures: Tensor, top_ps: Tensor) -> Tensor:
+def sample(logits_NV: Tensor, keys: Keys, temperatures: Floats, top_ps: Floats) -> Tensor:
     """One token per row, drawn from softmax(logits / temperature) within its top-p nucleus, by
     the Gumbel-max trick in fp64. Banned tokens have logit -inf. Ties go to the lowest token."""
-    scaled_NV = logits_NV.double() / temperatures[:, None]
-    if bool((top_ps < 1).any()):
-        scaled_NV = _within_nucleus(scaled_NV, top_ps)
-    return (scaled_NV + _gumbel(keys, scaled_NV.shape[1], logits_NV.device)).argmax(dim=-1)
+    device = logits_NV.device
+    scaled_NV = logits_NV.double() / torch.from_numpy(temperatures).to(device)[:, None]
+    if (top_ps < 1).any():
+        scaled_NV = _within_nucleus(scaled_NV, torch.from_numpy(top_ps).to(device))
+    return (scaled_NV + _gumbel(keys, scaled_NV.shape[1], device)).argmax(dim=-1)
 
 
 def _within_nucleus(scaled_NV: Tensor, top_ps: Tensor) -> Tensor:

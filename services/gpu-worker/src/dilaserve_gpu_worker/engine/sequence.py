@@ -41,6 +41,16 @@ class Row:
         """Keys that each of its tokens sees: the whole request."""
         return self.sequence.n_tokens
 
+    @property
+    def is_full(self) -> bool:
+        """Whether it computes all its tokens, and so has all its keys at hand."""
+        return len(self.tokens) == self.n_keys
+
+    @property
+    def slots(self) -> Ints:
+        """Pool slot per position of the request; empty without a pool."""
+        return self.sequence.slots
+
 
 class Sequence:
     """Canvas and credit of one request. Positions of the canvas count from 0 behind the prompt."""
@@ -57,8 +67,8 @@ class Sequence:
         self.confidences: Floats = np.zeros(len(canvas))
         """Per canvas position, from the last step that computed its logits; 0 if none did."""
         self.pages: list[int] = []
-        self.slots: Ints | None = None
-        """Pool slot per position, once it owns pages."""
+        self.slots: Ints = np.empty(0, np.int64)
+        """Pool slot per position, while it owns pages."""
         self.cached_block: int | None = None
         """Block for whose steps the pool holds its keys and values."""
         self.last_pass = 0

@@ -91,6 +91,6 @@ def _sample_where_asked(tokens_M: Tensor, logits_MV: Tensor, candidates: Candida
             sampling_keys(
                 candidates.seed_N[index], candidates.position_N[index], candidates.step_N[index]
             ),
-            torch.from_numpy(candidates.temperature_N[index]).to(logits_MV.device),
-            torch.from_numpy(candidates.top_p_N[index]).to(logits_MV.device),
+            candidates.temperature_N[index],
+            candidates.top_p_N[index],
         )
