@@ -23,7 +23,7 @@ def services(options: StackOptions, **environ: str) -> list[ChildSpec]:
 
 def test_services_and_their_settings() -> None:
     options = StackOptions(
-        home=Path("/h"), model=Path("/models/m"), n_workers=2, cache_mode="none", run_ahead=1
+        home=Path("/h"), model=Path("/models/m"), n_workers=2, cache_mode="none", run_ahead="1"
     )
     specs = services(options, DILASERVE_LOG_LEVEL="debug")
     assert [(spec.name, spec.argv[-1]) for spec in specs] == [

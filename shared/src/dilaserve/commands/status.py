@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import typer
@@ -61,12 +61,9 @@ def as_lines(answer: StatusReport) -> list[str]:
     ]
     return [
         f"gateway {answer.gateway_url}   nats {answer.nats_url}   redis {answer.redis_url}",
-        "",
-        *_table(("SERVICE", "ID", "PID", "PHASE", "RESTARTS", "ADDRESS"), processes),
-        "",
-        *_table(("INSTANCE", "STATE", "REQUESTS", "TOKENS", "DEVICE", "MODEL"), instances),
-        "",
-        *_table(("REQUEST", "STATE", "INSTANCE", "EPOCH", "STEP", "TOKENS", "THRESHOLD"), requests),
+        *_table("SERVICE ID PID PHASE RESTARTS ADDRESS", processes),
+        *_table("INSTANCE STATE REQUESTS TOKENS DEVICE MODEL", instances),
+        *_table("REQUEST STATE INSTANCE EPOCH STEP TOKENS THRESHOLD", requests),
         *(f"\n! {problem}" for problem in answer.problems),
     ]
 
@@ -91,10 +88,14 @@ async def _report(nats_url: str | None) -> StatusReport:
             await bus.close()
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = [head, *rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+def _table(head: str, rows: Sequence[Sequence[str]]) -> list[str]:
+    """An empty line, the head and the rows in columns; nothing where there are no rows."""
+    if not rows:
+        return []
+    lines = [head.split(), *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = (
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
         for line in lines
-    ]
+    )
+    return ["", *(line.rstrip() for line in padded)]

@@ -36,7 +36,7 @@ def up(
     cache: Annotated[CacheMode | None, typer.Option(help="KV cache of the workers.")] = None,
     policy: Annotated[str | None, typer.Option(help="Scheduling policy.")] = None,
     run_ahead: Annotated[
-        int | None, typer.Option(min=0, help="Steps a worker may go by itself; 1: lock step.")
+        str | None, typer.Option(help="How far workers go by themselves: block, or N steps.")
     ] = None,
     host: Annotated[str, typer.Option(help="Address of the gateway.")] = LOOPBACK,
     port: Annotated[

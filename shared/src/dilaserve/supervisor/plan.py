@@ -36,7 +36,8 @@ class StackOptions:
     threads: int | None = None
     cache_mode: CacheMode | None = None
     policy: str | None = None
-    run_ahead: int | None = None
+    run_ahead: str | None = None
+    """`block`, or a number of steps."""
     host: str = LOOPBACK
     port: int | None = None
     """The gateway's port; None: the first free one from 8000 on."""
