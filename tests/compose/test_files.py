@@ -6,17 +6,25 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
+from dilaserve.messages import CommitOutcome
 from dilaserve.telemetry import METRICS, SPANS, Metric
+from dilaserve_scheduler.core.effects import MoveCause
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "infra/grafana/dashboards/dilaserve.json"
 ALERTS = ROOT / "infra/prometheus/alerts.yaml"
 PROMETHEUS_LABELS = {"le", "job", "instance"}
+LABEL_VALUES = {
+    ("dilaserve:commits_total", "outcome"): get_args(CommitOutcome),
+    ("dilaserve:reassignments_total", "cause"): get_args(MoveCause),
+    ("dilaserve:instances", "state"): ("live", "dead"),
+    ("dilaserve:slo_total", "outcome"): ("met", "missed"),
+}
 METRIC_NAME = re.compile(r"\b(?:vllm|dilaserve):[a-z0-9_]+")
 
 
@@ -53,6 +61,16 @@ def test_expressions_name_declared_metrics_and_labels(expression: str) -> None:
     for group in re.findall(r"\bby \(([^)]*)\)", expression):
         used |= {label.strip() for label in group.split(",")}
     assert used <= known, used - known
+
+
+def test_label_values_in_expressions_are_ones_that_the_code_uses() -> None:
+    found = 0
+    for expression in expressions():
+        for series, selectors in re.findall(r"([a-z]+:[a-z0-9_]+)\{([^}]*)\}", expression):
+            for label, value in re.findall(r"(\w+)=\"([^\"]+)\"", selectors):
+                assert value in LABEL_VALUES[series, label], expression
+                found += 1
+    assert found >= len(LABEL_VALUES)
 
 
 def test_counters_are_shown_as_rates() -> None:
