@@ -82,6 +82,12 @@ def test_canvas_fills_out_of_order() -> None:
     assert canvas.draw().plain == "a⏎cd"
 
 
+def test_canvas_shows_special_tokens_as_a_sign() -> None:
+    canvas = Canvas(3)
+    canvas.apply({"step": 1, "positions": [0, 1, 2], "texts": ["<", "<eos>", "<|im_end|>"]})
+    assert canvas.draw().plain == "<··"
+
+
 def test_canvas_grows_and_wraps() -> None:
     canvas = Canvas()
     canvas.apply({"step": 1, "positions": [WIDTH], "texts": ["x"]})

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from rich.text import Text
 
 MASK = "░"
+END = "·"
+"""Stands for a special token, such as the EOS behind the answer."""
+SPECIAL = re.compile(r"<\|?\w+\|?>")
 WIDTH = 32
 
 
@@ -48,5 +52,5 @@ class Canvas:
 
 
 def _visible(text: str) -> str:
-    """Line breaks would break the grid."""
-    return text.replace("\n", "⏎")
+    """What would break the grid is shown by a sign."""
+    return END if SPECIAL.fullmatch(text) else text.replace("\n", "⏎")
