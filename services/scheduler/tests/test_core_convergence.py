@@ -3,6 +3,7 @@ was decided is decided again (the store would raise, or answer `fenced` for ever
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 import pytest
@@ -55,9 +56,9 @@ def test_every_admitted_request_ends(
     ids = [f"r{number}" for number in range(10)]
     for number, request_id in enumerate(ids):
         n_output = (5, 24, 30)[number % 3]
-        world.at(number * 0.6, lambda i=request_id, n=n_output: world.submit(i, n_output=n))
+        world.at(number * 0.6, partial(world.submit, request_id, n_output=n_output))
     for delay_s, fault, number in planned:
-        world.at(delay_s, lambda f=fault, n=number: strike(world, f, n))
+        world.at(delay_s, partial(strike, world, fault, number))
     deadline = world.now + 400.0
     while world.now < deadline and not all_over(world, ids):
         world.run_for(5.0)

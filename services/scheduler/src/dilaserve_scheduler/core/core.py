@@ -115,6 +115,15 @@ class Core:
         """Admitted requests that wait for room."""
         return len(self._placing.line)
 
+    def n_waiting_by_model(self) -> dict[str, int]:
+        """The same by model, for all models that were ever served."""
+        models = {instance.model_id: 0 for instance in self._members if instance.model_id}
+        return models | self._placing.line.n_by_model
+
+    def is_live(self, now: float, instance: Instance) -> bool:
+        """Whether it was heard lately; an instance whose silence proves nothing is not."""
+        return instance.state == "live" and not self._members.is_silent(instance, now)
+
     def requests(self) -> list[Request]:
         """All requests that have not ended; to be read only."""
         return list(self._placing.requests.values())
@@ -130,7 +139,7 @@ class Core:
             instances=[
                 InstanceStatus(
                     info=instance.info,
-                    state="dead" if self._members.is_silent(instance, now) else "live",
+                    state="live" if self.is_live(now, instance) else "dead",
                     n_requests=len(instance.requests),
                     n_tokens=instance.n_tokens,
                     heartbeat_age_s=now - instance.heard_at,

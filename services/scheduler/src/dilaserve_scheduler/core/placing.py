@@ -1,7 +1,6 @@
 """Moves requests through their states: submit, park, move, fail, drop, and the store's answers.
 
-Every change of a request's owner passes through here, and so does every change of an instance's
-load. Chooses nothing: that is the policy's.
+Every change of a request's owner passes through here. Chooses nothing: that is the policy's.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from dilaserve_scheduler.core.membership import Members
 from dilaserve_scheduler.core.model import Instance, Request
 from dilaserve_scheduler.core.outbox import Outbox
 from dilaserve_scheduler.core.policy import Policy
+from dilaserve_scheduler.core.seats import Seats
 from dilaserve_scheduler.core.settings import CoreSettings
 from dilaserve_scheduler.core.waiting import WaitingLine
 
@@ -35,6 +35,7 @@ class Placing:
         self._members = members
         self._outbox = outbox
         self._settings = settings
+        self._seats = Seats(policy, outbox, freed=self.stir)
         self._line_stirred = False
 
     # --- what happens to a request -------------------------------------------------------------
@@ -44,7 +45,7 @@ class Placing:
         request.advance("submit")
         self.requests[request.request_id] = request
         behind = not self.line.is_empty(request.model_id)
-        self._aim(now, request, None if behind else self._policy.place(now, request))
+        self._seats.reserve(now, request, None if behind else self._policy.place(now, request))
         request.threshold = self._policy.threshold(now, request, request.target)
         self._outbox.admit(request, _id(request.target))
 
@@ -55,7 +56,7 @@ class Placing:
         if not owner:
             self._park(now, request)
         else:
-            self._aim(now, request, self._owner(owner))
+            self._seats.reserve(now, request, self._owner(owner))
             request.sent = True
             self._start(now, request, owner)
         if request.attempts >= self._settings.max_attempts and request.state != "failing":
@@ -77,7 +78,7 @@ class Placing:
         request.advance("move")
         self._unpark(now, request)
         request.leaving_for = None
-        self._aim(now, request, to)
+        self._seats.reserve(now, request, to)
         self._outbox.reassign(
             request,
             _id(to),
@@ -118,21 +119,21 @@ class Placing:
         """The store lost its admission: repeat it, for the same owner."""
         request.advance("readmit")
         self._unpark(now, request)
-        self._aim(now, request, request.target or request.instance)
+        self._seats.reserve(now, request, request.target or request.instance)
         self._outbox.admit(request, _id(request.target))
 
     def fail(self, now: float, request: Request, error: str, cause: FailCause) -> None:
         """End it with a message for the client."""
         request.advance("fail")
         self._unpark(now, request)
-        self._vacate(now, request)
+        self._seats.vacate(now, request)
         self._outbox.fail(request, error, cause)
 
     def drop(self, now: float, request: Request, *, finished: bool, release: bool = True) -> None:
         """Forget it: the store has its end."""
         request.advance("end")
         self._unpark(now, request)
-        self._vacate(now, request, release=release)
+        self._seats.vacate(now, request, release=release)
         request.call = None
         del self.requests[request.request_id]
         self._policy.ended(now, request, finished=finished)
@@ -245,9 +246,9 @@ class Placing:
             self.fail(now, request, "cancelled before it was admitted", "cancelled")
             return
         if answer.outcome == "already" and answer.owner != _id(request.target):
-            self._aim(now, request, self._owner(answer.owner))
+            self._seats.reserve(now, request, self._owner(answer.owner))
         if answer.epoch <= request.epoch:
-            self.fence(now, request, stored_epoch=answer.epoch, above=answer.epoch)
+            self._insist(now, request, "fenced", answer.epoch)
             return
         self._arrive(now, request, answer.epoch, answer.owner)
         self.reply_admitted(now, request)
@@ -273,15 +274,28 @@ class Placing:
         elif ahead and answer.owner == call.owner and answer.epoch > request.epoch:
             self._moved(now, request, answer)
         else:
-            self.move(
-                now,
-                request,
-                request.target,
-                call.cause,
-                owner_died=call.owner_died and not ahead,
-                stored_epoch=answer.epoch,
-                min_epoch=max(request.epoch, answer.epoch) + 1,
-            )
+            died = call.owner_died and not ahead
+            self._insist(now, request, call.cause, answer.epoch, owner_died=died)
+
+    def _insist(
+        self,
+        now: float,
+        request: Request,
+        cause: MoveCause,
+        stored_epoch: int,
+        *,
+        owner_died: bool = False,
+    ) -> None:
+        """Have the target made the owner, above all epochs that are known."""
+        self.move(
+            now,
+            request,
+            request.target,
+            cause,
+            owner_died=owner_died,
+            stored_epoch=stored_epoch,
+            min_epoch=max(request.epoch, stored_epoch) + 1,
+        )
 
     # --- where it is ---------------------------------------------------------------------------
 
@@ -290,7 +304,7 @@ class Placing:
         request.call = None
         stays = request.instance is not None and request.instance is request.target
         if not stays:
-            self._leave(now, request, request.instance, release=True)
+            self._seats.leave(now, request, request.instance)
             request.sent = False
         request.epoch = epoch
         request.confirmed = False
@@ -331,39 +345,6 @@ class Placing:
         """The instance that the store names; None for none, or one that has departed."""
         departed = not owner or self._members.has_departed(owner)
         return None if departed else self._members.expect(owner)
-
-    def _aim(self, now: float, request: Request, target: Instance | None) -> None:
-        """Reserve room at the target instead of at an earlier one."""
-        if request.target is not None and request.target is not request.instance:
-            self._unload(now, request, request.target)
-        if request.instance is not None and request.instance.state == "dead":
-            self._unload(now, request, request.instance)
-            request.instance = None
-        request.target = target
-        if target is not None and request.request_id not in target.requests:
-            target.requests[request.request_id] = request
-            target.n_tokens += request.n_tokens
-            self._policy.load_changed(now, target)
-
-    def _vacate(self, now: float, request: Request, *, release: bool = True) -> None:
-        self._leave(now, request, request.instance, release=release)
-        self._leave(now, request, request.target, release=False)
-        request.instance = request.target = None
-
-    def _leave(
-        self, now: float, request: Request, instance: Instance | None, *, release: bool
-    ) -> None:
-        if instance is None:
-            return
-        if release and request.sent:
-            self._outbox.release(instance, request.request_id, request.epoch)
-        self._unload(now, request, instance)
-
-    def _unload(self, now: float, request: Request, instance: Instance) -> None:
-        if instance.requests.pop(request.request_id, None) is not None:
-            instance.n_tokens -= request.n_tokens
-            self._policy.load_changed(now, instance)
-            self.stir()
 
     def _catch_up(self, request: Request, stored_step: int) -> None:
         if stored_step != request.step and request.state in ("running", "parked"):

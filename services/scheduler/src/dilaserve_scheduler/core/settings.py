@@ -12,7 +12,7 @@ class CoreSettings:
     """Seconds, and counts."""
 
     dead_after_s: float = 2.0
-    """Silence after which an instance counts as dead."""
+    """Silence after which an instance counts as dead; infinite where nobody sends heartbeats."""
     gap_s: float = 0.5
     """Most that one message adds to the clock of silence: two heartbeats."""
     resend_after_s: float = 1.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import Counter
 from collections.abc import Callable, Generator
 
 from dilaserve_scheduler.core.model import Request
@@ -21,6 +22,7 @@ class WaitingLine:
         self._numbers = itertools.count()
         self._tickets: dict[str, int] = {}
         self._lines: dict[str, list[_Ticket]] = {}
+        self.n_by_model: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._tickets)
@@ -39,12 +41,15 @@ class WaitingLine:
             raise ValueError(f"{request.request_id} waits already; let it leave first")
         number = next(self._numbers)
         self._tickets[request.request_id] = number
+        self.n_by_model[request.model_id] += 1
         line = self._lines.setdefault(request.model_id, [])
         heapq.heappush(line, (self._rank(request), number, request))
 
     def leave(self, request: Request) -> bool:
         """Wait no more; False for one that did not wait."""
-        return self._tickets.pop(request.request_id, None) is not None
+        waited = self._tickets.pop(request.request_id, None) is not None
+        self.n_by_model[request.model_id] -= waited
+        return waited
 
     def in_order(self, model_id: str) -> Generator[Request, None, None]:
         """First of the line, then, if that one is passed over, the next, and so on. Whoever
