@@ -80,7 +80,10 @@ def bus_subjects() -> str:
 
 def bus_messages() -> str:
     """Every message, and the structs within them, as JSON fields."""
-    sections = ["## Messages", f"{first_line(messages.__doc__)}"]
+    sections = [
+        "## Messages",
+        "JSON, tagged by `type`. Fields that a receiver does not know are skipped.",
+    ]
     for title, union in DIRECTIONS.items():
         kinds = get_args(union) or (union,)
         sections.append("\n\n".join([f"### {title}", *map(_struct, kinds)]))
