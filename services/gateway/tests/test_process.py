@@ -99,6 +99,7 @@ async def test_serves_and_ends(real_fleet: FakeFleet, nats_url: str, redis_url: 
         code, log = await outcome(process)
     assert code == 0, log
     assert "Traceback" not in log
+    assert f"serving 'tiny' at {info.metadata['address']}" in log
     assert "ready: a request of one block took" in log
 
 
@@ -121,7 +122,10 @@ async def test_ends_with_a_stream_open(
 
 async def test_ends_while_it_waits_for_nats(redis_url: str) -> None:
     async with gateway_process(nats_url="nats://127.0.0.1:1", redis_url=redis_url) as process:
-        await asyncio.sleep(2)
+        assert process.stderr is not None
+        async with asyncio.timeout(20):
+            while b"waiting for NATS" not in await process.stderr.readline():
+                pass
         process.send_signal(signal.SIGTERM)
         code, log = await outcome(process)
     assert (code, "Traceback" in log) == (0, False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import signal
@@ -29,6 +30,8 @@ from dilaserve_gateway.model import ServedModel, load_model
 from dilaserve_gateway.prompts import Prompter
 from dilaserve_gateway.readiness import Probe
 from dilaserve_gateway.settings import GatewaySettings
+
+log = logging.getLogger(__name__)
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -81,6 +84,7 @@ async def _serve(settings: GatewaySettings, model: ServedModel, listener: socket
         await gateway.start()
         stack.push_async_callback(gateway.close)
         await bus.serve(_card(gateway_id, listener), [])
+        log.info("serving %r at %s", model.id, url_of(listener))
         await _run(gateway, listener, closed)
 
 

@@ -12,6 +12,8 @@ from starlette.types import ASGIApp
 from dilaserve.errors import SettingsError
 
 BACKLOG = 2048
+KEEP_ALIVE_S = 65
+"""Longer than clients keep idle connections, or they would send into one that is being closed."""
 
 
 class HttpServer(uvicorn.Server):
@@ -28,6 +30,7 @@ class HttpServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=max(1, round(stop_timeout_s)),
             )
         )
