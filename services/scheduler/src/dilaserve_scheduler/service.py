@@ -177,7 +177,9 @@ class SchedulerService:
         due = core.wake_at()
         timeout_s = None if due is None else max(due - self._clocks.monotonic(), 0.0)
         try:
-            await asyncio.wait_for(self._wake.wait(), timeout_s)
+            # Not wait_for: it swallows a cancellation that comes together with the wake-up.
+            async with asyncio.timeout(timeout_s):
+                await self._wake.wait()
         except TimeoutError:
             return
 
