@@ -96,6 +96,7 @@ def test_credit_never_shrinks_and_never_lacks_the_present_block(
         if request.n_block_masked == 0 and request.block + 1 < request.n_blocks:
             request.block += 1
             request.n_block_masked = request.block_size(request.block)
+        request.asked_block = request.block
         changed = credit.extend(request, run_ahead)
         after = request.until_block, request.until_step or 0
         assert changed == (after != before)

@@ -24,11 +24,11 @@ def grant(request: Request, run_ahead: int | None) -> None:
 
 def extend(request: Request, run_ahead: int | None) -> bool:
     """Give what the request's progress calls for, and say whether that is more than it had: to the
-    end of the present block, one more when that is about to end (unless the request is to leave),
-    and with `run_ahead` at most so many steps. Credit never shrinks."""
+    end of the present block, one more when that is about to end and the policy, asked, does not
+    want the request elsewhere, and with `run_ahead` at most so many steps. Never shrinks."""
     before = request.until_block, request.until_step
     if request.leaving_for is None:
-        ahead = 1 if is_ending(request) else 0
+        ahead = 1 if is_ending(request) and request.asked_block == request.block else 0
         last = request.n_blocks - 1
         request.until_block = max(request.until_block, min(request.block + ahead, last))
     if run_ahead is not None:

@@ -89,9 +89,11 @@ class Policy(Protocol):
 
     def parked(self, now: float, request: Request) -> None:
         """The request waits."""
+        return
 
     def unparked(self, now: float, request: Request) -> None:
         """The request waits no more: placed, or gone."""
+        return
 
     def joined(self, now: float, instance: Instance) -> Iterable[Decision]:
         """An instance is live, for the first time or again."""
@@ -103,6 +105,7 @@ class Policy(Protocol):
 
     def load_changed(self, now: float, instance: Instance) -> None:
         """`instance.requests` and `instance.n_tokens` have changed."""
+        return
 
     def stepped(
         self, now: float, instance: Instance, result: StepResult, requests: Sequence[Request]
@@ -117,6 +120,7 @@ class Policy(Protocol):
 
     def ended(self, now: float, request: Request, *, finished: bool) -> None:
         """The request is gone; `finished`: with its last token, not cancelled or failed."""
+        return
 
     def told(self, now: float, answer: object) -> Iterable[Decision]:
         """An answer to an Inquire, maybe late, maybe never."""
