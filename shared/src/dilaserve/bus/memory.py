@@ -105,7 +105,8 @@ class MemoryBus:
         try:
             if not self._send(BusMessage(subject, data, inbox, dict(headers or {}))):
                 raise NoRespondersError(f"nobody listens on {subject}; start the service first")
-            return raise_for_error(await asyncio.wait_for(answer, timeout_s))
+            async with asyncio.timeout(timeout_s):
+                return raise_for_error(await answer)
         except TimeoutError:
             raise BusTimeoutError(f"no answer on {subject} within {timeout_s} s") from None
         finally:

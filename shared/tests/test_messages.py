@@ -1,0 +1,106 @@
+"""Every message survives the wire; unknown ones are refused, unknown fields skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dilaserve import messages
+from dilaserve.messages import (
+    GatewayToScheduler,
+    SchedulerReply,
+    StepCommand,
+    StepItem,
+    TokenDelta,
+    ToWorker,
+    WorkerEvent,
+)
+
+UNIONS: list[tuple[Any, Callable[[bytes], Any]]] = [
+    (GatewayToScheduler, messages.decode_request),
+    (SchedulerReply, messages.decode_reply),
+    (ToWorker, messages.decode_to_worker),
+    (WorkerEvent, messages.decode_worker_event),
+    (TokenDelta, messages.decode_to_gateway),
+]
+KINDS = [(kind, decode) for union, decode in UNIONS for kind in get_args(union) or (union,)]
+
+
+def anything(kind: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
+    """Messages of a kind with JSON's numbers in them."""
+    finite = st.floats(allow_nan=False, allow_infinity=False)
+    with_floats = {float: finite, int: st.integers(-(2**63), 2**63 - 1)}
+    hints = msgspec.structs.fields(kind)
+    return st.builds(kind, **{f.name: _of(f.type, with_floats) for f in hints})
+
+
+def _of(hint: Any, leaves: dict[Any, Any]) -> st.SearchStrategy[Any]:
+    if hint in leaves:
+        return leaves[hint]
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return anything(hint)
+    inner = get_args(hint)
+    if getattr(hint, "__origin__", None) is list:
+        return st.lists(_of(inner[0], leaves), max_size=3)
+    if inner and not all(isinstance(arg, str) for arg in inner):
+        return st.one_of(*(_of(arg, leaves) for arg in inner))
+    return st.from_type(hint)
+
+
+@pytest.mark.parametrize(
+    ("kind", "decode"), KINDS, ids=[kind.__struct_config__.tag for kind, _ in KINDS]
+)
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_each_survives_the_wire(kind: Any, decode: Callable[[bytes], Any], data: Any) -> None:
+    message = data.draw(anything(kind))
+    assert decode(messages.encode(message)) == message
+
+
+def test_tags_are_one_of_a_kind() -> None:
+    tags = [kind.__struct_config__.tag for kind, _ in KINDS]
+    assert len(set(tags)) == len(tags)
+
+
+@pytest.mark.parametrize("decode", [decode for _, decode in UNIONS])
+def test_unknown_tag_and_broken_json_raise(decode: Callable[[bytes], Any]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        decode(b'{"type":"of the future","request_id":"r"}')
+    with pytest.raises(msgspec.DecodeError):
+        decode(b'{"type":')
+
+
+def test_messages_of_another_direction_are_refused() -> None:
+    command = messages.encode(StepCommand(term=1, seq=1))
+    assert messages.decode_to_worker(command) == StepCommand(term=1, seq=1)
+    with pytest.raises(msgspec.ValidationError):
+        messages.decode_worker_event(command)
+
+
+def test_unknown_fields_are_skipped() -> None:
+    text = b'{"type":"step_command","term":3,"seq":9,"colour":"red","items":[{"request_id":"r",'
+    text += b'"epoch":2,"threshold":0.9,"until_block":1,"shade":4}]}'
+    item = StepItem(request_id="r", epoch=2, threshold=0.9, until_block=1)
+    assert messages.decode_to_worker(text) == StepCommand(term=3, seq=9, items=[item])
+
+
+def test_the_error_names_the_field() -> None:
+    with pytest.raises(msgspec.ValidationError, match=r"\$\.items\[0\]\.epoch"):
+        messages.decode_to_worker(
+            b'{"type":"step_command","term":3,"seq":9,"items":[{"request_id":"r","epoch":"x"}]}'
+        )
+
+
+def test_a_message_is_readable() -> None:
+    delta = TokenDelta(
+        request_id="r1", epoch=1, step=4, positions=[3], tokens=[258], confidences=[0.97]
+    )
+    assert messages.encode(delta) == (
+        b'{"type":"token_delta","request_id":"r1","epoch":1,"step":4,"positions":[3],'
+        b'"tokens":[258],"confidences":[0.97]}'
+    )
