@@ -60,6 +60,5 @@ def test_batches_are_a_function_of_the_seed_and_stages_follow_one_another() -> N
         for _ in range(2)
     ]
     assert bool((batches[0].ids == batches[1].ids).all())
-    assert [stage_at(step) for step in (0, 1499, 1500, 4999, 5000, 10**9)] == [
-        STAGES[0], STAGES[0], STAGES[1], STAGES[1], STAGES[2], STAGES[2],
-    ]  # fmt: skip
+    steps = (0, 1499, 1500, 4999, 5000, 6249, 6250, 10**9)
+    assert [STAGES.index(stage_at(step)) for step in steps] == [0, 0, 1, 1, 2, 2, 3, 3]

@@ -38,11 +38,14 @@ class Stage:
 
 _LEARN = {"total": 0.27, "walk": 0.27, "add": 0.16, "fill": 0.16, "shift": 0.08, "echo": 0.06}
 _SERVE = {"total": 0.22, "walk": 0.22, "add": 0.20, "fill": 0.14, "shift": 0.11, "echo": 0.11}
-# One block first, then all lengths; long chains first, then the mix that is served.
+_FINISH = {"total": 0.17, "walk": 0.18, "add": 0.28, "fill": 0.06, "shift": 0.2, "echo": 0.11}
+# One block first, then all lengths; long chains first, then the mix that is served; last, most
+# of what was learned least.
 STAGES = (
     Stage(1500, _LEARN, (1.0, 0.0, 0.0), 0.9, LONG_CHAINS),
     Stage(5000, _LEARN, (0.4, 0.3, 0.3), 0.5, LONG_CHAINS),
-    Stage(math.inf, _SERVE, (0.4, 0.3, 0.3), 0.7, SERVED),
+    Stage(6250, _SERVE, (0.4, 0.3, 0.3), 0.7, SERVED),
+    Stage(math.inf, _FINISH, (0.4, 0.3, 0.3), 0.7, SERVED),
 )
 
 

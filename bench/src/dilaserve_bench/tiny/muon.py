@@ -42,7 +42,8 @@ class Muon(torch.optim.Optimizer):
             state["momentum"] = torch.zeros_like(param)
         average: Tensor = state["momentum"]
         average.lerp_(param.grad, 1 - momentum)
-        return torch.lerp(param.grad, average, momentum)
+        update: Tensor = torch.lerp(param.grad, average, momentum)
+        return update
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:

@@ -1,0 +1,1 @@
+"""The paper's figures and tables in the twin, with the published numbers beside ours."""

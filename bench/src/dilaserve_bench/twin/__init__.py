@@ -1,0 +1,1 @@
+"""The digital twin: the production core over virtual instances on a virtual clock (DESIGN section 8)."""

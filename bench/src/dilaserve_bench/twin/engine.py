@@ -1,0 +1,240 @@
+"""The engine of a virtual instance: chooses the rows of each pass as the worker's engine does, and
+leaves what a step does to a step source. Computes nothing; a test holds the two to each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import attrgetter
+
+from dilaserve.messages import CacheMode, FinishReason
+from dilaserve.store.records import MASKED
+from dilaserve_bench.twin.source import Course, StepSource
+from dilaserve_gpu_worker.engine.sequence import RowKind
+from dilaserve_gpu_worker.engine.types import Credit, EngineRequest, StepOutput
+from dilaserve_gpu_worker.engine.validate import check_fits
+
+__all__ = ["Row", "VirtualEngine", "VirtualPlan"]
+
+PAGE_TOKENS = 32
+"""As in the engine's KV pool, whose module needs torch."""
+
+
+@dataclass(slots=True, eq=False)
+class _Sequence:
+    """One request as the engine holds it: how far it is, and what it may do."""
+
+    course: Course
+    credit: Credit
+    n_prompt: int
+    n_output: int
+    block_length: int
+    block: int
+    n_block_masked: int
+    step: int
+    finish_reason: FinishReason | None = None
+    n_pages: int = 0
+    cached_block: int | None = None
+    last_pass: int = 0
+
+    @property
+    def n_tokens(self) -> int:
+        return self.n_prompt + self.n_output
+
+    def may_run(self) -> bool:
+        credit = self.credit
+        return (
+            self.finish_reason is None
+            and self.block <= credit.until_block
+            and (credit.until_step is None or self.step < credit.until_step)
+        )
+
+    def block_size(self) -> int:
+        return min(self.block_length, self.n_output - self.block * self.block_length)
+
+    def next_row(self, cache_mode: CacheMode) -> Row:
+        kind: RowKind = "recompute"
+        n_tokens = self.n_prompt + self.n_output
+        if cache_mode != "none":
+            if self.cached_block == self.block:
+                kind = "cache"
+                n_tokens = (
+                    self.block_size()
+                    if cache_mode == "dual"
+                    else self.n_output - self.block * self.block_length
+                )
+            elif self.n_block_masked < self.block_size():
+                kind = "rebuild"
+        return Row(self, kind, n_tokens, self.block)
+
+    def advance(self, step: StepOutput) -> None:
+        self.step = step.step
+        self.finish_reason = step.finish_reason
+        self.n_block_masked = step.n_block_masked
+        if step.n_block_masked == 0 and step.finish_reason is None:
+            self.block += 1
+            self.n_block_masked = self.block_size()
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One request's part of a pass."""
+
+    sequence: _Sequence
+    kind: RowKind
+    n_tokens: int
+    """Tokens computed."""
+    block: int
+
+
+@dataclass(slots=True, eq=False)
+class VirtualPlan:
+    """The rows of one pass, in the order in which their steps are reported."""
+
+    rows: list[Row]
+    n_tokens: int
+
+
+class VirtualEngine:
+    """Holds requests and denoises them as far as their credit goes, one pass at a time.
+
+    `n_kv_tokens` is unused without a cache. For everything else see the worker's Engine.
+    """
+
+    def __init__(
+        self,
+        source: StepSource,
+        *,
+        cache_mode: CacheMode,
+        n_kv_tokens: int,
+        max_batch_tokens: int,
+        max_sequence_length: int,
+    ) -> None:
+        self._source = source
+        self._cache_mode: CacheMode = cache_mode
+        self._max_batch_tokens = max_batch_tokens
+        self._max_sequence_length = max_sequence_length
+        self._n_pages = 0 if cache_mode == "none" else n_kv_tokens // PAGE_TOKENS
+        self._n_free_pages = self._n_pages
+        self._sequences: dict[str, _Sequence] = {}
+        self._n_passes = 0
+
+    # --- between passes -------------------------------------------------------------------------
+
+    def add(self, request: EngineRequest) -> None:
+        """See Engine.add."""
+        check_fits(
+            request,
+            max_sequence_length=self._max_sequence_length,
+            max_batch_tokens=self._max_batch_tokens,
+            n_kv_tokens=None if self._cache_mode == "none" else self._n_pages * PAGE_TOKENS,
+        )
+        length, canvas = request.spec.block_length, request.canvas
+        block = (canvas.index(MASKED) if MASKED in canvas else len(canvas) - 1) // length
+        self._sequences[request.request_id] = _Sequence(
+            course=self._source.begin(request),
+            credit=request.credit,
+            n_prompt=len(request.prompt),
+            n_output=len(canvas),
+            block_length=length,
+            block=block,
+            n_block_masked=canvas[block * length : (block + 1) * length].count(MASKED),
+            step=request.step,
+        )
+
+    def set_credit(self, request_id: str, credit: Credit) -> None:
+        """See Engine.set_credit."""
+        self._sequences[request_id].credit = credit
+
+    def remove(self, request_id: str) -> None:
+        """See Engine.remove."""
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is not None:
+            self._free_pages(sequence)
+            sequence.course.end()
+
+    def committed(self, request_id: str) -> None:
+        """The store has taken the last step of a request that is held."""
+        self._sequences[request_id].course.committed()
+
+    def close(self) -> None:
+        """Forget everything."""
+        for request_id in list(self._sequences):
+            self.remove(request_id)
+
+    @property
+    def n_free_kv_tokens(self) -> int:
+        """See Engine.n_free_kv_tokens."""
+        return self._n_free_pages * PAGE_TOKENS
+
+    # --- a pass ---------------------------------------------------------------------------------
+
+    def plan(self) -> VirtualPlan | None:
+        """See Engine.plan. The thresholds of the pass are fixed from now on."""
+        rows: list[Row] = []
+        n_left = self._max_batch_tokens
+        for sequence in self._ready():
+            row = sequence.next_row(self._cache_mode)
+            if row.n_tokens <= n_left:
+                self._take_pages(sequence)
+                rows.append(row)
+                n_left -= row.n_tokens
+                sequence.course.plan(row.kind, sequence.credit.threshold)
+        if not rows:
+            return None
+        rows.sort(key=_shape_of)
+        return VirtualPlan(rows, self._max_batch_tokens - n_left)
+
+    def unmask(self, plan: VirtualPlan) -> list[StepOutput]:
+        """See Engine.unmask: the steps of all rows but those that only rebuilt a cache."""
+        self._n_passes += 1
+        outputs = []
+        for row in plan.rows:
+            sequence = row.sequence
+            sequence.last_pass = self._n_passes
+            sequence.cached_block = row.block
+            output = sequence.course.run()
+            if output is not None:
+                sequence.advance(output)
+                if output.finish_reason is not None:
+                    self._free_pages(sequence)
+                outputs.append(output)
+        return outputs
+
+    # --- what can run ---------------------------------------------------------------------------
+
+    def _ready(self) -> list[_Sequence]:
+        """See Engine._ready."""
+        runnable = [sequence for sequence in self._sequences.values() if sequence.may_run()]
+        runnable.sort(key=_last_pass_of)
+        ready, n_free = [], self._n_free_pages
+        for sequence in runnable:
+            n_wanted = self._n_pages_wanted(sequence)
+            if n_wanted <= n_free:
+                n_free -= n_wanted
+                ready.append(sequence)
+            else:
+                n_free = 0
+        return ready
+
+    def _n_pages_wanted(self, sequence: _Sequence) -> int:
+        if self._cache_mode == "none" or sequence.n_pages:
+            return 0
+        return -(-sequence.n_tokens // PAGE_TOKENS)
+
+    def _take_pages(self, sequence: _Sequence) -> None:
+        n_wanted = self._n_pages_wanted(sequence)
+        self._n_free_pages -= n_wanted
+        sequence.n_pages += n_wanted
+
+    def _free_pages(self, sequence: _Sequence) -> None:
+        self._n_free_pages += sequence.n_pages
+        sequence.n_pages, sequence.cached_block = 0, None
+
+
+def _shape_of(row: Row) -> tuple[int, int]:
+    sequence = row.sequence
+    return row.n_tokens, sequence.n_prompt + sequence.n_output
+
+
+_last_pass_of = attrgetter("last_pass")

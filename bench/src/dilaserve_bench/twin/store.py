@@ -1,0 +1,205 @@
+"""The store of the virtual cluster: the fencing rules of `dilaserve.store`, called without waiting.
+
+Answers as `MemoryStore` does (a test holds them to each other), but keeps no stream of deltas and
+forgets the canvas of a request that has ended. It never loses a write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dilaserve.lifecycle import Event, State, advance, is_terminal
+from dilaserve.messages import CommitOutcome, FinishReason
+from dilaserve.store.records import (
+    MASKED,
+    AdmitAnswer,
+    FailAnswer,
+    NewRequest,
+    ReassignAnswer,
+    RequestRecord,
+)
+from dilaserve_gpu_worker.engine.types import StepOutput
+
+__all__ = ["EndedRecord", "TwinStore"]
+
+
+@dataclass(slots=True)
+class _Record:
+    request: NewRequest
+    canvas: list[int]
+    state: State = "new"
+    epoch: int = 0
+    term: int = 0
+    owner: str = ""
+    attempts: int = 0
+    step: int = 0
+    finish_reason: FinishReason | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRecord:
+    """A request as it was when it ended."""
+
+    request_id: str
+    state: State
+    canvas: list[int]
+
+
+class TwinStore:
+    """See dilaserve.store.Store for what each call means. `ended` is told of every end, once."""
+
+    def __init__(self, ended: Callable[[EndedRecord], None]) -> None:
+        self._records: dict[str, _Record] = {}
+        self._active: dict[str, None] = {}
+        self._term = 0
+        self._ended = ended
+
+    # --- gateway -------------------------------------------------------------------------------
+
+    def new(self, request: NewRequest) -> bool:
+        """See Store.new; records do not expire."""
+        if request.request_id in self._records:
+            return False
+        self._records[request.request_id] = _Record(request, [MASKED] * request.spec.n_output)
+        return True
+
+    # --- scheduler -----------------------------------------------------------------------------
+
+    def take_lease(self, min_term: int = 0) -> int:
+        """A term above all before; there is but one scheduler at a time."""
+        self._term = max(self._term + 1, min_term)
+        return self._term
+
+    def admit(self, request_id: str, *, term: int, owner: str) -> AdmitAnswer:
+        """See Store.admit."""
+        record = self._records.get(request_id)
+        if term < self._term:
+            return _admit_answer("stale_term", record)
+        if record is None:
+            return _admit_answer("missing", None)
+        if record.state != "new":
+            return _admit_answer("terminal" if is_terminal(record.state) else "already", record)
+        record.state = advance(record.state, "admit")
+        record.epoch, record.term, record.owner = 1, term, owner
+        self._active[request_id] = None
+        return _admit_answer("admitted", record)
+
+    def reassign(
+        self,
+        request_id: str,
+        *,
+        term: int,
+        owner: str,
+        expected_epoch: int,
+        min_epoch: int = 0,
+        owner_died: bool = False,
+    ) -> ReassignAnswer:
+        """See Store.reassign."""
+        record = self._records.get(request_id)
+        if term < self._term:
+            return _reassign_answer("stale_term", record)
+        if record is None:
+            return _reassign_answer("missing", None)
+        if is_terminal(record.state):
+            return _reassign_answer("terminal", record)
+        if record.state == "new" or record.epoch != expected_epoch:
+            return _reassign_answer("conflict", record)
+        record.epoch = max(record.epoch, min_epoch - 1) + 1
+        record.term, record.owner = term, owner
+        record.attempts += owner_died
+        return _reassign_answer("reassigned", record)
+
+    def fail(self, request_id: str, *, term: int, error: str) -> FailAnswer:
+        """See Store.fail."""
+        record = self._records.get(request_id)
+        if term < self._term:
+            return FailAnswer(outcome="stale_term")
+        if record is None:
+            return FailAnswer(outcome="missing")
+        if is_terminal(record.state):
+            return FailAnswer(outcome="terminal")
+        record.term, record.error = term, error
+        self._end(record, "fail")
+        return FailAnswer(outcome="failed")
+
+    def active(self) -> list[str]:
+        """See Store.active; in order of admission."""
+        return list(self._active)
+
+    # --- worker --------------------------------------------------------------------------------
+
+    def commit(self, epoch: int, step: StepOutput) -> CommitOutcome:
+        """See Store.commit; one step, never with the whole canvas."""
+        record = self._records.get(step.request_id)
+        if record is None or record.state == "failed":
+            return "terminal"
+        if record.epoch != epoch:
+            return "fenced"
+        if step.step <= record.step:
+            return "duplicate"
+        if record.state == "done":
+            return "terminal"
+        if step.step > record.step + 1:
+            return "gap"
+        canvas = record.canvas
+        for position in step.positions:
+            if canvas[position] != MASKED:
+                return "fenced"
+        for position, token in zip(step.positions, step.tokens, strict=True):
+            canvas[position] = token
+        record.step = step.step
+        if step.finish_reason is not None:
+            record.finish_reason = step.finish_reason
+            self._end(record, "finish")
+        return "committed"
+
+    # --- readers -------------------------------------------------------------------------------
+
+    def load(self, request_ids: Sequence[str]) -> list[RequestRecord | None]:
+        """See Store.load; the canvas of a request that has ended is empty."""
+        return [_to_record(self._records.get(request_id)) for request_id in request_ids]
+
+    def _end(self, record: _Record, event: Event) -> None:
+        record.state = advance(record.state, event)
+        request_id = record.request.request_id
+        self._active.pop(request_id, None)
+        canvas, record.canvas = record.canvas, []
+        self._ended(EndedRecord(request_id, record.state, canvas))
+
+
+def _admit_answer(outcome: Any, record: _Record | None) -> AdmitAnswer:
+    if record is None:
+        return AdmitAnswer(outcome=outcome)
+    return AdmitAnswer(outcome=outcome, epoch=record.epoch, step=record.step, owner=record.owner)
+
+
+def _reassign_answer(outcome: Any, record: _Record | None) -> ReassignAnswer:
+    if record is None:
+        return ReassignAnswer(outcome=outcome)
+    return ReassignAnswer(
+        outcome=outcome,
+        epoch=record.epoch,
+        step=record.step,
+        owner=record.owner,
+        attempts=record.attempts,
+    )
+
+
+def _to_record(record: _Record | None) -> RequestRecord | None:
+    if record is None:
+        return None
+    return RequestRecord(
+        request=record.request,
+        state=record.state,
+        epoch=record.epoch,
+        term=record.term,
+        owner=record.owner,
+        attempts=record.attempts,
+        step=record.step,
+        canvas=list(record.canvas),
+        finish_reason=record.finish_reason,
+        error=record.error,
+    )

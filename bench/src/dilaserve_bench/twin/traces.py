@@ -1,0 +1,104 @@
+"""Reads recorded arrivals: Azure's and BurstGPT's CSV files, and ServeGen's rates. Draws nothing."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from dilaserve.errors import DiLaServeError
+
+__all__ = ["RateSeries", "TraceEntry", "TraceError", "read_rates", "read_trace"]
+
+_Row = Mapping[str, str]
+
+
+class TraceError(DiLaServeError):
+    """A trace file that cannot be read, or whose columns are unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceEntry:
+    """One arrival."""
+
+    at_s: float
+    n_prompt: int
+    n_output: int
+
+
+@dataclass(frozen=True, slots=True)
+class RateSeries:
+    """Arrivals a second, constant during each slot."""
+
+    slot_s: float
+    rates: tuple[float, ...]
+
+
+def read_trace(
+    path: Path, *, block_length: int, max_sequence_length: int, limit: int | None = None
+) -> list[TraceEntry]:
+    """Arrivals in order of time, in the file's seconds. As in the paper (Table 3), outputs are
+    rounded up to whole blocks and requests that are too long for the model are left out; so are
+    those without an answer. Raises TraceError."""
+    entries: list[TraceEntry] = []
+    for entry in _entries(path):
+        n_output = -(-entry.n_output // block_length) * block_length
+        if n_output > 0 and entry.n_prompt > 0:
+            rounded = TraceEntry(entry.at_s, entry.n_prompt, n_output)
+            if rounded.n_prompt + rounded.n_output <= max_sequence_length:
+                entries.append(rounded)
+    entries.sort(key=lambda entry: entry.at_s)
+    if not entries:
+        raise TraceError(f"trace {path} holds no request of at most {max_sequence_length} tokens")
+    return entries[:limit]
+
+
+def read_rates(path: Path, *, model: str | None = None) -> RateSeries:
+    """ServeGen's `model,t_s,rps,...` of one model, by default the first one. Raises TraceError."""
+    rows = [(row["model"], float(row["t_s"]), float(row["rps"])) for row in _rows(path)]
+    name = model or rows[0][0]
+    series = [(t_s, rps) for each, t_s, rps in rows if each == name]
+    if len(series) < 2:
+        raise TraceError(f"rates {path} hold fewer than two slots of {name!r}")
+    return RateSeries(series[1][0] - series[0][0], tuple(rps for _, rps in series))
+
+
+def _entries(path: Path) -> Iterator[TraceEntry]:
+    rows = _rows(path)
+    first = next(rows, None)
+    if first is None:
+        raise TraceError(f"trace {path} is empty")
+    for columns, parse in _FORMATS.items():
+        if columns <= first.keys():
+            yield parse(first)
+            yield from map(parse, rows)
+            return
+    known = "; ".join(", ".join(sorted(columns)) for columns in _FORMATS)
+    raise TraceError(f"trace {path} has columns {', '.join(first)}; known are: {known}")
+
+
+def _rows(path: Path) -> Iterator[dict[str, str]]:
+    try:
+        with path.open(newline="") as file:
+            yield from csv.DictReader(file)
+    except OSError as error:
+        raise TraceError(f"trace {path} cannot be read: {error.strerror}") from error
+
+
+def _azure(row: _Row) -> TraceEntry:
+    at = datetime.fromisoformat(row["TIMESTAMP"])
+    return TraceEntry(at.timestamp(), int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+
+
+def _burstgpt(row: _Row) -> TraceEntry:
+    return TraceEntry(
+        float(row["Timestamp"]), int(row["Request tokens"]), int(row["Response tokens"])
+    )
+
+
+_FORMATS: dict[frozenset[str], Callable[[_Row], TraceEntry]] = {
+    frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"}): _azure,
+    frozenset({"Timestamp", "Request tokens", "Response tokens"}): _burstgpt,
+}
