@@ -44,9 +44,10 @@ def load_engine(settings: WorkerSettings) -> tuple[Engine, InstanceInfo]:
         n_kv_tokens=n_kv_tokens,
         max_batch_tokens=_at_least("max_batch_tokens", settings.max_batch_tokens, 1),
     )
+    name = settings.worker_name or socket.gethostname().replace(".", "-")  # one word of a subject
     return engine, InstanceInfo(
-        instance_id=f"{settings.worker_name}-{secrets.token_hex(2)}",
-        name=settings.worker_name,
+        instance_id=f"{name}-{secrets.token_hex(2)}",
+        name=name,
         model_id=settings.model_name or folder.resolve().name,
         weights_hash=weights_hash(folder),
         tp_degree=1,

@@ -13,9 +13,9 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
 
     model: Annotated[str, "folder of the model: config.json and *.safetensors"]
     model_name: Annotated[str, "id of the model in the API; empty: the folder's name"] = ""
-    worker_name: Annotated[str, "name of the instance that survives a restart of its process"] = (
-        "worker"
-    )
+    worker_name: Annotated[
+        str, "name of the instance that survives a restart of its process; empty: the host's name"
+    ] = ""
     block_length: Annotated[int, "tokens in a block"] = 32
     cache_mode: Annotated[CacheMode, "none, prefix or dual"] = "dual"
     device: Annotated[str, "auto, cpu, cuda or cuda:N"] = "auto"

@@ -66,6 +66,13 @@ def test_an_instance_says_what_it_loaded(make_folder):
     assert (info.device, info.max_sequence_length) == ("cpu", 512)
 
 
+def test_without_a_name_an_instance_is_called_after_its_host(make_folder, monkeypatch):
+    monkeypatch.setattr("socket.gethostname", lambda: "gpu-3.rack.example")
+    _, info = load_engine(settings(make_folder(), kv_tokens=64))
+    assert info.name == "gpu-3-rack-example"
+    assert re.fullmatch(r"gpu-3-rack-example-[0-9a-f]{4}", info.instance_id)
+
+
 def test_the_pool_is_sized_from_memory_but_no_larger_than_needed(make_folder, monkeypatch):
     folder = make_folder()
     assert load_engine(settings(folder))[1].n_kv_tokens == 64 * 512
