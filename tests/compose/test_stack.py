@@ -37,23 +37,24 @@ def engine() -> Iterator[docker.Engine]:
 
 
 @pytest.fixture(scope="module")
-def stack(engine: docker.Engine) -> Iterator[docker.Project]:
-    """The stack with two workers, up and healthy; its logs are shown if it does not come up."""
+def stack(engine: docker.Engine, request: pytest.FixtureRequest) -> Iterator[docker.Project]:
+    """The stack with two workers, up and healthy; its logs are shown if anything failed."""
     project = docker.Project(engine, "dilaserve-test")
     timed("build", lambda: project.compose("build", "-q"))
     for service in OURS:
         size = int(engine.run("image", "inspect", "-f", "{{.Size}}", f"dilaserve/{service}:test"))
         report(f"image dilaserve/{service}: {size / 1e6:.0f} MB")
+    is_up = False
     try:
         timed(
             "up until healthy",
             lambda: project.compose("up", "-d", "--wait", "--scale", "gpu-worker=2"),
         )
+        is_up = True
         yield project
-    except AssertionError:
-        report(project.compose("ps", "-a") + project.compose("logs", "--tail", "80"))
-        raise
     finally:
+        if not is_up or request.session.testsfailed:
+            report(project.compose("ps", "-a") + project.compose("logs", "--tail", "80"))
         timed("down", lambda: project.compose("down", "-v", "--timeout", "20"))
 
 
