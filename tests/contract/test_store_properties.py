@@ -31,15 +31,17 @@ from redis.asyncio import Redis
 from dilaserve.lifecycle import TRANSITIONS, is_terminal
 from dilaserve.store import Store
 from dilaserve.store.memory import MemoryStore
-from dilaserve.store.records import MASKED, Commit, Delta, RequestRecord
+from dilaserve.store.records import MASKED, Commit, DecodingSpec, Delta, RequestRecord
 from dilaserve.store.redis import RedisStore, connect_redis
-from dilaserve.testing import N_OUTPUT, new_request, step_of
+from dilaserve.testing import new_request, step_of
 
 T = TypeVar("T")
 
 IDS = ["a", "b", "c"]
 FOR_EVER_S = 1e6
-TIMES = {"quick": (60, 40), "long": (1500, 80)}
+N_TOKENS = 12
+SPEC = DecodingSpec(n_output=N_TOKENS, block_length=4, seed=1)
+TIMES = {"quick": (50, 40), "long": (1500, 80)}
 """Examples, and steps in each."""
 
 ids = st.sampled_from(IDS)
@@ -48,7 +50,7 @@ owners = st.sampled_from(["w1", "w2", ""])
 schedulers = st.sampled_from(["newest", "newest", "newest", "other"])
 lost = st.booleans()
 rarely = st.sampled_from([False, False, False, True])
-positions = st.sets(st.integers(0, N_OUTPUT - 1), min_size=1, max_size=3).map(sorted)
+positions = st.sets(st.integers(0, N_TOKENS - 1), min_size=1, max_size=3).map(sorted)
 
 
 @pytest.mark.parametrize(
@@ -114,26 +116,26 @@ class Interleaving(RuleBasedStateMachine):
         self.committed_by: dict[tuple[str, int], set[str]] = defaultdict(set)
         self.shown: dict[str, dict[int, int]] = defaultdict(dict)
         self.top_term, self.top_epoch = 0, dict.fromkeys(IDS, 0)
-        self.n_steps, self.n_ended = 0, 0
+        self.n_steps, self.n_ended, self.saved_at = 0, 0, 0
         self.lost_writes = False
         self.may_jump = False
         self.saved: tuple[Any, list[tuple[bytes, bytes]]] | None = None
 
-    @initialize(placed=st.lists(workers, min_size=2, max_size=2))
+    @initialize(placed=st.lists(workers, min_size=3, max_size=3))
     def start(self, placed: list[str]) -> None:
-        """A scheduler that has admitted two requests, so that steps are not spent on it."""
+        """A scheduler that has admitted the requests, so that steps are not spent on it."""
         self.run(self.client.flushdb())
         for id_ in IDS:
             self.new(id_)
         self.take_over("newest")
-        for id_, owner in zip(IDS, placed, strict=False):
+        for id_, owner in zip(IDS, placed, strict=True):
             self.admit("newest", id_, owner, unheard=False)
 
     # --- clients -------------------------------------------------------------------------------
 
     @rule(id_=ids)
     def new(self, id_: str) -> None:
-        request = new_request(request_id=id_)
+        request = new_request(request_id=id_, spec=SPEC)
         self.both(lambda store: store.new(request, expire_s=FOR_EVER_S))
 
     @precondition(lambda self: self.n_steps > 15 * (1 + self.n_ended))
@@ -227,10 +229,12 @@ class Interleaving(RuleBasedStateMachine):
     def step(self, name: str, chosen: set[str], unheard: bool, data: st.DataObject) -> None:
         self.advance(name, chosen, unheard, data)
 
-    @rule(name=workers, data=st.data())
-    def go_on(self, name: str, data: st.DataObject) -> None:
-        """Again a step, of everything held: most calls are."""
-        self.advance(name, set(IDS), unheard=False, data=data)
+    @rule(data=st.data())
+    def go_on(self, data: st.DataObject) -> None:
+        """Each worker steps everything that it was granted: most calls are of this kind."""
+        for name in self.workers:
+            self.advance(name, set(IDS), unheard=False, data=data)
+            self.promises_are_kept()
 
     @rule(name=workers, id_=ids)
     def repeat_last(self, name: str, id_: str) -> None:
@@ -268,7 +272,7 @@ class Interleaving(RuleBasedStateMachine):
         record, epoch = self.seen[id_], self.workers[name].granted.get(id_)
         if record is None or epoch is None:
             return
-        canvas = [token_at(id_, p) if p in at else MASKED for p in range(N_OUTPUT)]
+        canvas = [token_at(id_, p) if p in at else MASKED for p in range(N_TOKENS)]
         tokens = {at[0]: canvas[at[0]]}
         commit = step_of(id_, record.step + ahead, tokens, epoch=epoch, canvas=canvas, worker=name)
         self.may_jump = True
@@ -280,14 +284,17 @@ class Interleaving(RuleBasedStateMachine):
 
     # --- the server comes back with an older snapshot ------------------------------------------
 
+    @precondition(lambda self: self.n_steps > self.saved_at + 3)
     @rule()
     def save(self) -> None:
         self.saved = self.memory.snapshot(), self.run(dump(self.client))
+        self.saved_at = self.n_steps
 
-    @precondition(lambda self: self.saved)
+    @precondition(lambda self: self.saved and self.n_steps > self.saved_at + 3)
     @rule()
     def lose_writes(self) -> None:
         assert self.saved is not None
+        self.saved_at = self.n_steps
         self.memory.restore(self.saved[0])
         self.run(restore(self.client, self.saved[1]))
         self.lost_writes = True
@@ -354,7 +361,7 @@ class Interleaving(RuleBasedStateMachine):
         masked = [p for p, token in enumerate(holding.canvas) if token == MASKED]
         if not masked:
             return None
-        chosen = sorted(data.draw(st.sets(st.sampled_from(masked), min_size=1, max_size=2)))
+        chosen = sorted(data.draw(st.sets(st.sampled_from(masked), min_size=1, max_size=3)))
         tokens = {p: token_at(id_, p) for p in chosen}
         for position, token in tokens.items():
             holding.canvas[position] = token
@@ -397,6 +404,9 @@ class Interleaving(RuleBasedStateMachine):
                 holding.unanswered = None
 
     def accept(self, name: str, id_: str, epoch: int, tokens: dict[int, int]) -> None:
+        record = self.seen[id_]
+        assert record is not None
+        assert (record.state, record.epoch) == ("active", epoch), "a fence held nobody off"
         self.committed_by[id_, epoch].add(name)
         assert self.committed_by[id_, epoch] <= {self.owner_of[id_, epoch]}
         self.shown[id_].update(tokens)
