@@ -1,1 +1,1 @@
-"""The digital twin: the production core over virtual instances on a virtual clock (DESIGN section 8)."""
+"""The digital twin: the production core over virtual instances on a virtual clock (DESIGN 8)."""

@@ -1,16 +1,16 @@
-"""Reads recorded arrivals: Azure's and BurstGPT's CSV files, and ServeGen's rates. Draws nothing."""
+"""Reads recorded arrivals: CSV files of Azure and BurstGPT, rates of ServeGen. Draws nothing."""
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 from dilaserve.errors import DiLaServeError
 
-__all__ = ["RateSeries", "TraceEntry", "TraceError", "read_rates", "read_trace"]
+__all__ = ["RateSeries", "TraceEntry", "TraceError", "is_rates", "read_rates", "read_trace"]
 
 _Row = Mapping[str, str]
 
@@ -55,6 +55,12 @@ def read_trace(
     return entries[:limit]
 
 
+def is_rates(path: Path) -> bool:
+    """Whether a file holds rates rather than single arrivals. Raises TraceError."""
+    first = next(_rows(path), None)
+    return first is not None and first.keys() >= {"model", "t_s", "rps"}
+
+
 def read_rates(path: Path, *, model: str | None = None) -> RateSeries:
     """ServeGen's `model,t_s,rps,...` of one model, by default the first one. Raises TraceError."""
     rows = [(row["model"], float(row["t_s"]), float(row["rps"])) for row in _rows(path)]
@@ -88,7 +94,7 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
 
 
 def _azure(row: _Row) -> TraceEntry:
-    at = datetime.fromisoformat(row["TIMESTAMP"])
+    at = datetime.fromisoformat(row["TIMESTAMP"]).replace(tzinfo=UTC)
     return TraceEntry(at.timestamp(), int(row["ContextTokens"]), int(row["GeneratedTokens"]))
 
 

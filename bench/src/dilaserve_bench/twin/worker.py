@@ -1,4 +1,4 @@
-"""A virtual instance: the worker's loop (commands → records → pass → commit → report) on virtual time.
+"""A virtual instance: the loop of the worker (command → pass → commit → report), on virtual time.
 
 What it holds is kept by the worker's own Holdings. The store takes a commit at the moment when the
 pass ends; the report leaves `store_s` later, when the answer would be there.
@@ -62,7 +62,9 @@ class VirtualWorker:
     ) -> None:
         self.info = info
         self.is_alive = True
+        self.started_at = timeline.now
         self.busy_s = 0.0
+        """Time spent in passes that have ended."""
         self._engine = engine
         self._timeline = timeline
         self._store = store

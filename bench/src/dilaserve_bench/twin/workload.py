@@ -139,7 +139,7 @@ def _compose(
 def _arrivals(
     seed: int, times: Iterable[float], classes: Sequence[RequestClass], n_cases: int
 ) -> Workload:
-    cases = deal(_stream(seed, "cases"), n_cases)
+    cases = deal(_stream(seed, "cases"), n_cases)  # endless
     return [
         Arrival(
             request_id=f"r{number}",

@@ -1,0 +1,78 @@
+"""Counts what happens in one run, for the whole of it and for each slot of time. Judges nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from dilaserve_bench.twin.engine import VirtualPlan
+from dilaserve_bench.twin.timeline import Timeline
+from dilaserve_bench.twin.worker import VirtualWorker
+from dilaserve_gpu_worker.engine.types import StepOutput
+from dilaserve_scheduler.core.effects import Reassign
+
+__all__ = ["Measurements", "Slot"]
+
+
+@dataclass(slots=True)
+class Slot:
+    """Steps and passes that ended in a slot of time."""
+
+    n_steps: int = 0
+    threshold_sum: float = 0.0
+    busy_s: float = 0.0
+
+
+class Measurements:
+    """See PassObserver."""
+
+    def __init__(self, timeline: Timeline, *, slot_s: float) -> None:
+        self.slot_s = slot_s
+        self.slots: dict[int, Slot] = {}
+        """By number, from 0; only those in which a pass ended."""
+        self.n_steps = self.n_tokens = 0
+        self.threshold_sum = self.token_threshold_sum = 0.0
+        self.kinds: Counter[str] = Counter()
+        self.moves: Counter[str] = Counter()
+        """Changes of owner by cause, as asked of the store."""
+        self.n_passes = self.n_rows = self.n_rebuilds = self.n_computed = 0
+        """`n_computed`: tokens, over all passes."""
+        self._timeline = timeline
+
+    def passed(
+        self, worker: VirtualWorker, seconds: float, plan: VirtualPlan, steps: list[StepOutput]
+    ) -> None:
+        """See PassObserver."""
+        threshold_sum = token_threshold_sum = 0.0
+        n_tokens = n_cache = 0
+        for step in steps:
+            threshold, n_new = step.threshold, len(step.tokens)
+            threshold_sum += threshold
+            token_threshold_sum += threshold * n_new
+            n_tokens += n_new
+            n_cache += step.kind == "cache"
+        self.n_steps += len(steps)
+        self.n_tokens += n_tokens
+        self.threshold_sum += threshold_sum
+        self.token_threshold_sum += token_threshold_sum
+        self.kinds["cache"] += n_cache
+        self.kinds["recompute"] += len(steps) - n_cache
+        self.n_passes += 1
+        self.n_rows += len(plan.rows)
+        self.n_rebuilds += sum(row.kind == "rebuild" for row in plan.rows)
+        self.n_computed += plan.n_tokens
+        slot = self._slot()
+        slot.n_steps += len(steps)
+        slot.threshold_sum += threshold_sum
+        slot.busy_s += seconds
+
+    def moving(self, call: Reassign) -> None:
+        """A request is to change its owner."""
+        self.moves[call.cause] += 1
+
+    def _slot(self) -> Slot:
+        number = int(self._timeline.now / self.slot_s)
+        slot = self.slots.get(number)
+        if slot is None:
+            slot = self.slots[number] = Slot()
+        return slot

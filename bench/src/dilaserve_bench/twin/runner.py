@@ -1,0 +1,84 @@
+"""Runs a scenario under several seeds, shows how far it is, keeps what it has when interrupted."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from dilaserve_bench.twin.simulation import Run, Scenario, Simulation
+from dilaserve_bench.twin.workload import Workloads
+
+__all__ = ["Watch", "run_seeds", "watching"]
+
+EVENTS_PER_LOOK = 2048
+
+
+class Watch:
+    """Shows progress, and passes on the wish to stop."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.is_stopped = False
+        """Whether the run under way is to end after its next event, and no other to begin."""
+        self._progress = progress
+
+    @contextmanager
+    def follow(self, simulation: Simulation, title: str) -> Iterator[Callable[[], bool]]:
+        """Show this run. What is given says whether to break it off; call it after every event."""
+        clients = simulation.clients
+        task = self._progress.add_task(title, total=len(clients.served))
+        n_events = 0
+
+        def is_stopped() -> bool:
+            nonlocal n_events
+            n_events += 1
+            if n_events % EVENTS_PER_LOOK == 0:
+                self._progress.update(task, completed=clients.n_ended)
+            return self.is_stopped
+
+        yield is_stopped
+        self._progress.remove_task(task)
+
+
+@contextmanager
+def watching(console: Console) -> Iterator[Watch]:
+    """A watch with a progress bar, stopped by Ctrl-C; a second Ctrl-C ends the process as usual."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        watch = Watch(progress)
+
+        def stop(*_: object) -> None:
+            watch.is_stopped = True
+            signal.signal(signal.SIGINT, before)
+
+        before = signal.signal(signal.SIGINT, stop)
+        try:
+            yield watch
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+def run_seeds(
+    scenario: Scenario,
+    workloads: Workloads,
+    seeds: Sequence[int],
+    *,
+    watch: Watch,
+    timer: Callable[[], float],
+    title: str = "simulate",
+) -> Iterator[Run]:
+    """One run per seed. Interrupted, it gives the run that was broken off, too, and ends."""
+    for seed in seeds:
+        if watch.is_stopped:
+            return
+        simulation = Simulation(scenario, workloads(seed), seed, timer=timer)
+        with watch.follow(simulation, f"{title}, seed {seed}") as is_stopped:
+            yield simulation.run(is_stopped)

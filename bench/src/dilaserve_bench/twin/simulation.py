@@ -1,0 +1,170 @@
+"""One run: a workload through the production core over a virtual cluster. Composes the parts.
+
+Deterministic: the same scenario and seed give the same run, whatever the machine. Knows no wall
+clock but the one it is given to say how fast it ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from dilaserve.messages import Admitted, Cancelled, Refused
+from dilaserve.profiles import ProfileSet
+from dilaserve_bench.twin.clients import Clients, Judge, Served
+from dilaserve_bench.twin.cluster import Cluster, ClusterSpec
+from dilaserve_bench.twin.faults import Fault
+from dilaserve_bench.twin.measure import Measurements
+from dilaserve_bench.twin.scheduler import Adviser, VirtualScheduler
+from dilaserve_bench.twin.source import StepSource
+from dilaserve_bench.twin.store import TwinStore
+from dilaserve_bench.twin.timeline import Timeline
+from dilaserve_bench.twin.workload import Workload
+from dilaserve_scheduler.core import CoreSettings
+from dilaserve_scheduler.core.effects import Reassign, Send
+from dilaserve_scheduler.core.policy import Policy
+
+__all__ = ["Run", "Scenario", "Simulation"]
+
+N_SLOTS = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """Everything but the workload. What is not data makes a fresh object for every run."""
+
+    cluster: ClusterSpec
+    profiles: ProfileSet
+    policy: Callable[[], Policy]
+    source: Callable[[Workload], StepSource]
+    judge: Judge | None = None
+    core: CoreSettings = field(default_factory=CoreSettings)
+    faults: Sequence[Fault] = ()
+    ignore_eos: bool = True
+    adviser: Callable[[Workload], Adviser] | None = None
+    advice_s: float = 0.002
+    """From a policy's question to the answer."""
+    horizon_s: float = float("inf")
+    """Virtual time at which a run is broken off."""
+    slot_s: float | None = None
+    """Resolution of what is measured over time; None: a 60th of the arrivals, at least 1 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one run left behind."""
+
+    seed: int
+    served: list[Served]
+    measured: Measurements
+    utilisation: float
+    virtual_s: float
+    n_events: int
+    wall_s: float
+    core_seconds: Sequence[float]
+    """Of the core, per event, where it was timed."""
+    is_complete: bool
+    """False if it was broken off."""
+
+
+class Simulation:
+    """One run. `timer` counts seconds of the machine that runs it; with `time_core` it is also
+    read twice for each event of the core."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        workload: Workload,
+        seed: int,
+        *,
+        timer: Callable[[], float],
+        time_core: bool = False,
+    ) -> None:
+        spec = scenario.cluster
+        self._scenario = scenario
+        self._seed = seed
+        self._timer = timer
+        self._source = scenario.source(workload)
+        self.timeline = Timeline()
+        slot_s = scenario.slot_s or max(workload[-1].at_s / N_SLOTS, 1.0)
+        self.measured = Measurements(self.timeline, slot_s=slot_s)
+        self.store = TwinStore(ended=lambda record: self.clients.ended(record))
+        self.scheduler = VirtualScheduler(
+            scenario.policy,
+            scenario.core,
+            timeline=self.timeline,
+            store=self.store,
+            outside=self,
+            bus_s=spec.bus_s,
+            store_s=spec.store_s,
+            adviser=scenario.adviser(workload) if scenario.adviser is not None else None,
+            advice_s=scenario.advice_s,
+            timer=timer if time_core else None,
+        )
+        self.cluster = Cluster(
+            spec,
+            scenario.profiles,
+            self._source,
+            timeline=self.timeline,
+            store=self.store,
+            send=self.scheduler.send,
+            observer=self.measured,
+        )
+        self.clients = Clients(
+            workload,
+            timeline=self.timeline,
+            store=self.store,
+            submit=self.scheduler.send,
+            block_length=spec.block_length,
+            ignore_eos=scenario.ignore_eos,
+            tell_s=spec.store_s + spec.bus_s,
+            judge=scenario.judge,
+        )
+
+    def run(self, interrupted: Callable[[], bool] = lambda: False) -> Run:
+        """Until every request has ended, or `interrupted()` holds after an event."""
+        started = self._timer()
+        self.scheduler.start()
+        self.cluster.start_all()
+        self.clients.start()
+        for fault in self._scenario.faults:
+            self.timeline.at(fault.at_s, self._happen, fault)
+        self.timeline.run(
+            lambda: self.clients.all_ended() or interrupted(), horizon_s=self._scenario.horizon_s
+        )
+        return Run(
+            seed=self._seed,
+            served=list(self.clients.served.values()),
+            measured=self.measured,
+            utilisation=self.cluster.utilisation(),
+            virtual_s=self.timeline.now,
+            n_events=self.timeline.n_events,
+            wall_s=self._timer() - started,
+            core_seconds=self.scheduler.core_seconds,
+            is_complete=self.clients.all_ended(),
+        )
+
+    # --- what the scheduler sends (scheduler.Outside) ------------------------------------------
+
+    def command(self, sent: Send) -> None:
+        """A command arrives at an instance."""
+        self.cluster.command(sent)
+
+    def reply(self, answer: Admitted | Refused | Cancelled) -> None:
+        """An answer arrives at a gateway."""
+        self.clients.reply(answer)
+
+    def moving(self, call: Reassign) -> None:
+        """A request is to change its owner."""
+        self.measured.moving(call)
+
+    def _happen(self, fault: Fault) -> None:
+        match fault.action:
+            case "kill":
+                self.cluster.kill(fault.instance, fault.for_s)
+            case "leave":
+                self.cluster.leave(fault.instance, fault.for_s)
+            case "pause":
+                self.scheduler.pause(fault.for_s or 0.0)
+            case "restart":
+                self.scheduler.crash(fault.for_s or 0.0)

@@ -1,0 +1,175 @@
+"""Latency profiles: seconds of a forward pass over n tokens, by TP degree (L_d, DESIGN section 5).
+
+Read by scheduler, planner and twin; written by `dilaserve profile`. Knows no device.
+
+The file is JSON, one `ProfileSet`:
+
+    {"model": "LLaDA-8B-Instruct", "device": "H100", "source": "...", "licence": "...",
+     "profiles": [{"tp_degree": 1, "points": [[32, 0.01218], [64, 0.01165, "cache", 2], ...]}]}
+
+A point is [n_tokens, seconds] or [n_tokens, seconds, step kind, rows in the pass]. Points may come
+in any order, and more than once for the same number of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby, pairwise
+from pathlib import Path
+
+import msgspec
+
+from dilaserve.errors import DiLaServeError
+from dilaserve.messages import StepKind
+
+__all__ = ["LatencyCurve", "LatencyProfile", "Point", "ProfileError", "ProfileSet", "load_profiles"]
+
+
+class ProfileError(DiLaServeError):
+    """A latency profile that cannot be used: not to be read, empty, or without the degree."""
+
+
+class Point(msgspec.Struct, frozen=True, array_like=True):
+    """One measurement of a pass."""
+
+    n_tokens: int
+    """Tokens computed, over all rows."""
+    seconds: float
+    kind: StepKind | None = None
+    """What all its rows were; None for any mixture."""
+    n_rows: int | None = None
+
+
+class LatencyProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured at one TP degree."""
+
+    tp_degree: int
+    points: list[Point]
+
+    def curve(self, kind: StepKind | None = None) -> LatencyCurve:
+        """Smoothed over all points or, where there are points of `kind`, over those alone."""
+        of_kind = [point for point in self.points if point.kind == kind]
+        return LatencyCurve((p.n_tokens, p.seconds) for p in of_kind or self.points)
+
+
+class ProfileSet(msgspec.Struct, frozen=True, kw_only=True):
+    """The profiles of one model on one kind of device."""
+
+    model: str
+    device: str
+    profiles: list[LatencyProfile]
+    source: str = ""
+    """Who measured it, and how."""
+    licence: str = ""
+
+    @property
+    def tp_degrees(self) -> list[int]:
+        """Those that were measured, ascending."""
+        return sorted(profile.tp_degree for profile in self.profiles)
+
+    def curve(self, tp_degree: int, kind: StepKind | None = None) -> LatencyCurve:
+        """L_d of one degree. Raises ProfileError for one that was not measured."""
+        for profile in self.profiles:
+            if profile.tp_degree == tp_degree:
+                return profile.curve(kind)
+        raise ProfileError(
+            f"the profile of {self.model} on {self.device} has no TP degree {tp_degree}, only "
+            f"{', '.join(map(str, self.tp_degrees))}; measure it with `dilaserve profile`"
+        )
+
+
+class LatencyCurve:
+    """Seconds of a pass over n tokens: never falling, an O(1) look-up up to the last measurement.
+
+    Between two measurements it is linear; below the first it is the first, since a pass costs what
+    it costs to start. Beyond the last it goes on with the mean slope of the upper half of what was
+    measured: `is_measured` says where that begins.
+    """
+
+    __slots__ = ("_last_s", "_slope", "n_measured", "table")
+
+    def __init__(self, measured: Iterable[tuple[int, float]]) -> None:
+        knots = isotonic(_by_size(measured))
+        self.table: tuple[float, ...] = tuple(_interpolate(knots))
+        """Seconds by number of tokens, from 0 (which costs nothing) to `n_measured`."""
+        self.n_measured = knots[-1][0]
+        """Most tokens in a pass that was measured."""
+        self._last_s = knots[-1][1]
+        self._slope = self._upper_slope()
+
+    def seconds(self, n_tokens: int) -> float:
+        """Of one pass. ValueError below 0 tokens."""
+        if n_tokens < 0:
+            raise ValueError(f"a pass cannot have {n_tokens} tokens")
+        if n_tokens <= self.n_measured:
+            return self.table[n_tokens]
+        return self._last_s + self._slope * (n_tokens - self.n_measured)
+
+    def is_measured(self, n_tokens: int) -> bool:
+        """Whether `seconds` interpolates rather than extrapolates."""
+        return n_tokens <= self.n_measured
+
+    def _upper_slope(self) -> float:
+        half = self.n_measured // 2
+        if half == 0:
+            return self._last_s
+        return (self._last_s - self.table[half]) / (self.n_measured - half)
+
+
+def load_profiles(path: Path) -> ProfileSet:
+    """Read a file. Raises ProfileError, naming it."""
+    try:
+        profiles = msgspec.json.decode(path.read_bytes(), type=ProfileSet)
+    except OSError as error:
+        raise ProfileError(f"latency profile {path} cannot be read: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise ProfileError(f"latency profile {path} is malformed: {error}") from error
+    if not profiles.profiles:
+        raise ProfileError(f"latency profile {path} holds no profile; measure it again")
+    return profiles
+
+
+def isotonic(points: Sequence[tuple[int, float, int]]) -> list[tuple[int, float]]:
+    """The non-decreasing values nearest to the given ones in least squares, by pool-adjacent-
+    violators. `points`: (x, value, weight), x ascending."""
+    pools: list[tuple[float, int, int]] = []  # mean, weight, number of points
+    for _, value, weight in points:
+        pool = (value, weight, 1)
+        while pools and pools[-1][0] > pool[0]:
+            pool = _merge(pools.pop(), pool)
+        pools.append(pool)
+    means = [mean for mean, _, n_points in pools for _ in range(n_points)]
+    return [(x, mean) for (x, _, _), mean in zip(points, means, strict=True)]
+
+
+def _merge(a: tuple[float, int, int], b: tuple[float, int, int]) -> tuple[float, int, int]:
+    weight = a[1] + b[1]
+    return (a[0] * a[1] + b[0] * b[1]) / weight, weight, a[2] + b[2]
+
+
+def _by_size(measured: Iterable[tuple[int, float]]) -> list[tuple[int, float, int]]:
+    """(tokens, mean seconds, measurements), ascending."""
+    points = sorted(measured)
+    if not points:
+        raise ProfileError("a latency profile needs at least one point; measure it again")
+    for n_tokens, seconds in points:
+        if n_tokens < 1 or not seconds > 0:
+            raise ProfileError(
+                f"a pass over {n_tokens} tokens in {seconds} s cannot have been measured; "
+                "remove that point from the latency profile"
+            )
+    sizes = []
+    for n_tokens, group in groupby(points, key=lambda point: point[0]):
+        values = [seconds for _, seconds in group]
+        sizes.append((n_tokens, sum(values) / len(values), len(values)))
+    return sizes
+
+
+def _interpolate(knots: list[tuple[int, float]]) -> list[float]:
+    first_n, first_s = knots[0]
+    table = [0.0] + [first_s] * first_n
+    for (low_n, low_s), (high_n, high_s) in pairwise(knots):
+        slope = (high_s - low_s) / (high_n - low_n)
+        table += [low_s + slope * (n - low_n) for n in range(low_n + 1, high_n)]
+        table.append(high_s)
+    return table
