@@ -6,10 +6,11 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from dilaserve.settings import CommonSettings
-from dilaserve.telemetry import METRICS, SPANS, Telemetry, extract, inject
 from opentelemetry import metrics, trace
 from prometheus_client.parser import text_string_to_metric_families
+
+from dilaserve.settings import CommonSettings
+from dilaserve.telemetry import METRICS, SPANS, Telemetry, extract, inject
 
 
 @pytest.fixture

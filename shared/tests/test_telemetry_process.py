@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
 from dilaserve.errors import SettingsError
 from dilaserve.settings import CommonSettings
 from dilaserve.telemetry import Telemetry, logs
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 
 def start(**settings: object) -> Telemetry:

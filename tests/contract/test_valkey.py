@@ -245,7 +245,9 @@ class TestKeys:
     async def test_a_function_touches_one_slot_of_a_cluster(
         self, open_store: OpenStore, make_server: MakeServer
     ) -> None:
-        server = make_server("valkey", "--cluster-enabled", "yes")
+        # Left to itself the server adds 10,000 to its port, which may be no port any more.
+        bus_port = str(free_port())
+        server = make_server("valkey", "--cluster-enabled", "yes", "--cluster-port", bus_port)
         await server.start()
         async with Redis.from_url(server.url, protocol=2) as client:
             await client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)

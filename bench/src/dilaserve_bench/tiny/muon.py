@@ -48,7 +48,7 @@ class Muon(torch.optim.Optimizer):
 
 def orthogonalise(matrices: Tensor) -> Tensor:
     """Five Newton–Schulz steps on a stack (n, rows, columns): singular values near 1."""
-    x = matrices.bfloat16()
+    x: Tensor = matrices.bfloat16()
     tall = x.shape[1] > x.shape[2]
     x = x.transpose(1, 2) if tall else x
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
