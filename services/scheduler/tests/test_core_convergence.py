@@ -7,7 +7,7 @@ from functools import partial
 from typing import Literal
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from dilaserve.messages import Admitted, Refused
@@ -30,7 +30,11 @@ faults = st.lists(
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking a world takes minutes
+    print_blob=True,
 )
 @given(
     seed=st.integers(0, 2**32),
