@@ -8,7 +8,9 @@ import typer
 
 from dilaserve.client import connect_gateway, model_ids, stream_chat
 
-SAMPLE_PROMPT = "Running total of 3 5 2 7 1 8 6 4 9 2 5 3"
+SAMPLE_PROMPT = "Running total of 3 1 4 1 5 9 2 6 5 3 5 8 9 7 9 3 2 3 8 4 6 2 6 4 3 3 8 3 2 7 9 5"
+"""A task of the bundled model; its answer is one digit per digit, modulo 10."""
+SAMPLE_LENGTH = 32
 
 
 async def stream_sample(gateway_url: str) -> None:
@@ -17,7 +19,11 @@ async def stream_sample(gateway_url: str) -> None:
     started = time.perf_counter()
     async with connect_gateway(gateway_url) as client:
         model = (await model_ids(client))[0]
-        body = {"model": model, "messages": [{"role": "user", "content": SAMPLE_PROMPT}]}
+        body = {
+            "model": model,
+            "messages": [{"role": "user", "content": SAMPLE_PROMPT}],
+            "max_tokens": SAMPLE_LENGTH,
+        }
         async for text in stream_chat(client, body):
             typer.echo(text, nl=False)
     elapsed_ms = 1000 * (time.perf_counter() - started)

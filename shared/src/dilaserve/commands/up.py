@@ -15,7 +15,7 @@ import typer
 from dilaserve.addresses import stack_home
 from dilaserve.commands.background import start_in_background
 from dilaserve.commands.forward import LineForwarder
-from dilaserve.commands.sample import SAMPLE_PROMPT, stream_sample
+from dilaserve.commands.sample import SAMPLE_LENGTH, SAMPLE_PROMPT, stream_sample
 from dilaserve.errors import DiLaServeError
 from dilaserve.messages import CacheMode
 from dilaserve.model_folder import find_model
@@ -85,7 +85,7 @@ def describe(state: StackState) -> str:
             f"  redis     {state.redis_url}",
             f"  model     {state.model}",
             "",
-            f"  try       dilaserve generate '{SAMPLE_PROMPT}' --watch",
+            f"  try       dilaserve generate '{SAMPLE_PROMPT}' --max-tokens {SAMPLE_LENGTH} --watch",
             "  look      dilaserve status   ·   dilaserve sub 'dlm.>'",
             "  end       Ctrl-C or dilaserve down",
             "",
