@@ -53,11 +53,18 @@ async def complete(
 
 
 async def spans_of(collector: Collector, request_id: str) -> dict[str, CollectedSpan]:
-    """The request's spans by name, as soon as the three of a request's path have arrived."""
+    """The request's spans by name, as soon as the three of a request's path have arrived.
+
+    Of its first epoch only: on a starved machine a live worker may be taken for dead.
+    """
 
     def found() -> dict[str, CollectedSpan]:
-        by_id = [s for s in collector.spans if s.attributes.get("dilaserve.request_id")]
-        return {s.name: s for s in by_id if request_id in str(s.attributes["dilaserve.request_id"])}
+        return {
+            s.name: s
+            for s in collector.spans
+            if s.attributes.get("dilaserve.request_id") == request_id
+            and s.attributes.get("dilaserve.epoch", 1) == 1
+        }
 
     path = {"gateway.request", "scheduler.admit", "worker.request"}
     await collector.wait_for(lambda: path <= set(found()))
@@ -87,7 +94,8 @@ async def test_a_request_is_one_trace_from_the_client_to_the_worker(
         "dilaserve-gpu-worker",
     ]
     assert len({s.service_id for s in (request, admit, work)}) == 3
-    assert len([s for s in collector.spans if s.trace_id == CLIENT_TRACE]) == 3
+    for once in ("gateway.request", "scheduler.admit"):
+        assert len(collector.named(once, trace_id=CLIENT_TRACE)) == 1
     assert admit.attributes["dilaserve.instance_id"] == work.service_id
     assert request.attributes["gen_ai.usage.output_tokens"] == 64
     assert request.attributes["gen_ai.response.finish_reasons"] == ["length"]
