@@ -31,6 +31,14 @@ def test_generated_document_is_current(built: dict[Path, str], name: str) -> Non
     assert path.read_text() == built[path], "run `make docs`"
 
 
+def test_tree_of_the_readme_exists() -> None:
+    readme = (ROOT / "README.md").read_text()
+    tree = readme.partition("## What is where")[2].split("```")[1]
+    paths = re.findall(r"^(\S+) ", tree, re.MULTILINE)
+    assert len(paths) > 5
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_relative_links_lead_somewhere(document: Path) -> None:
     targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", document.read_text())

@@ -109,6 +109,12 @@ def test_watch_ends_with_the_same_tokens(stack: Home) -> None:
     assert re.search(r"\d+ tokens in \d+ steps", watched)
 
 
+def test_watched_request_replays_to_the_same_text(stack: Home) -> None:
+    watched = stack.run("generate", PROMPT, "--watch", "--temperature", "1", "--seed", "7").stdout
+    request_id = re.findall(r"dilaserve replay (\S+)", watched)[0]
+    assert stack.run("replay", request_id).returncode == 0
+
+
 def test_invalid_option_shows_the_gateways_remedy(stack: Home) -> None:
     result = stack.run("generate", PROMPT, "--temperature", "9", check=False)
     assert result.returncode == 1

@@ -65,12 +65,14 @@ async def _print(client: httpx.AsyncClient, body: dict[str, Any]) -> None:
 
 async def _watch(client: httpx.AsyncClient, body: dict[str, Any]) -> None:
     console = Console(highlight=False)
-    canvas = Canvas(body.get("max_tokens", 0))
+    canvas = Canvas()
+    request_id = ""
     started = time.perf_counter()
     with Live(console=console, auto_refresh=False, transient=True) as live:
         async for event in stream_events(client, "/v1/denoise", body):
             if event["object"] == "denoise.start":
-                canvas = Canvas(event.get("n_output", body.get("max_tokens", 0)))
+                canvas = Canvas(event["n_output"])
+                request_id = event["id"]
             elif event["object"] == "denoise.step":
                 canvas.apply(event)
                 if console.is_terminal:
@@ -79,4 +81,8 @@ async def _watch(client: httpx.AsyncClient, body: dict[str, Any]) -> None:
                     console.print(f"step {canvas.n_steps}", canvas.draw(), sep="\n")
     elapsed_ms = 1000 * (time.perf_counter() - started)
     console.print(canvas.draw(show_new=False))
-    console.print(f"{canvas.n_tokens} tokens in {canvas.n_steps} steps, {elapsed_ms:.0f} ms")
+    console.print(
+        f"{canvas.n_tokens} tokens in {canvas.n_steps} steps, {elapsed_ms:.0f} ms; "
+        f"dilaserve replay {request_id}",
+        soft_wrap=True,
+    )

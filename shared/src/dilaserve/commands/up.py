@@ -12,13 +12,14 @@ from typing import Annotated
 
 import typer
 
-from dilaserve.addresses import stack_home
+from dilaserve.addresses import CliSettings, stack_home
 from dilaserve.commands.background import start_in_background
 from dilaserve.commands.forward import LineForwarder
 from dilaserve.commands.sample import SAMPLE_LENGTH, SAMPLE_PROMPT, stream_sample
 from dilaserve.errors import DiLaServeError
 from dilaserve.messages import CacheMode
 from dilaserve.model_folder import find_model
+from dilaserve.settings import load
 from dilaserve.supervisor.plan import LOOPBACK, StackOptions
 from dilaserve.supervisor.stack import running_stack
 from dilaserve.supervisor.state import StackState
@@ -51,6 +52,7 @@ def up(
 ) -> None:
     """Start the whole stack here, and keep it running."""
     _check_tp(tp)
+    settings = load(CliSettings, os.environ)
     options = StackOptions(
         home=stack_home(os.environ),
         model=find_model(model, os.environ),
@@ -61,8 +63,8 @@ def up(
         run_ahead=run_ahead,
         host=host,
         port=port,
-        nats_url=nats_url,
-        redis_url=redis_url,
+        nats_url=nats_url or settings.nats_url or None,
+        redis_url=redis_url or settings.redis_url or None,
     )
     if detach:
         state = start_in_background(options.home)
@@ -76,6 +78,7 @@ def up(
 
 def describe(state: StackState) -> str:
     """Where the stack listens, and what to do with it."""
+    question = f"dilaserve generate '{SAMPLE_PROMPT}'"
     return "\n".join(
         [
             "",
@@ -85,7 +88,7 @@ def describe(state: StackState) -> str:
             f"  redis     {state.redis_url}",
             f"  model     {state.model}",
             "",
-            f"  try       dilaserve generate '{SAMPLE_PROMPT}' --max-tokens {SAMPLE_LENGTH} --watch",
+            f"  try       {question} --max-tokens {SAMPLE_LENGTH} --watch",
             "  look      dilaserve status   ·   dilaserve sub 'dlm.>'",
             "  end       Ctrl-C or dilaserve down",
             "",
