@@ -41,7 +41,7 @@ test: setup
 	$(BIN)/python -m pytest -m "$(NOT_HERE)"
 
 test-compose: setup
-	$(BIN)/python -m pytest tests/compose -m compose
+	$(BIN)/python -m pytest tests/compose -m compose -s -rs
 
 lint: setup
 	$(BIN)/ruff check .
