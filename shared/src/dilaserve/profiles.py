@@ -48,7 +48,7 @@ class LatencyProfile(msgspec.Struct, frozen=True, kw_only=True):
 
     def curve(self, kind: StepKind | None = None) -> LatencyCurve:
         """Smoothed over all points or, where there are points of `kind`, over those alone."""
-        of_kind = [point for point in self.points if point.kind == kind]
+        of_kind = [p for p in self.points if kind is not None and p.kind == kind]
         return LatencyCurve((p.n_tokens, p.seconds) for p in of_kind or self.points)
 
 

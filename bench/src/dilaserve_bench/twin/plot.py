@@ -13,6 +13,8 @@ from dilaserve_bench.twin.report import Report, SlotReport
 __all__ = ["draw", "save_plot"]
 
 MINUTE_S = 60.0
+SHORT_S = 600.0
+"""Runs up to this long are drawn in seconds."""
 
 
 def save_plot(report: Report, path: Path) -> None:
@@ -30,6 +32,7 @@ def draw(report: Report) -> Figure:
     _over_time(attainment, slots, "SLO attainment", _attained)
     attainment.set_ylim(0, 1.02)
     _over_time(threshold, slots, "mean threshold over steps", lambda slot: slot.mean_threshold)
+    threshold.set_ylim(0.4, 1.0)
     _latencies(latency, report)
     figure.suptitle(_title(report))
     return figure
@@ -38,9 +41,11 @@ def draw(report: Report) -> Figure:
 def _over_time(
     axes: Axes, slots: Sequence[SlotReport], label: str, value: Callable[[SlotReport], float | None]
 ) -> None:
-    points = [(slot.at_s / MINUTE_S, v) for slot in slots if (v := value(slot)) is not None]
+    is_short = not slots or slots[-1].at_s <= SHORT_S
+    unit_s = 1.0 if is_short else MINUTE_S
+    points = [(slot.at_s / unit_s, v) for slot in slots if (v := value(slot)) is not None]
     axes.step([x for x, _ in points], [y for _, y in points], where="post")
-    axes.set_xlabel("minutes")
+    axes.set_xlabel("seconds" if is_short else "minutes")
     axes.set_ylabel(label)
     axes.grid(alpha=0.3)
 
