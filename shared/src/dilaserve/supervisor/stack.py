@@ -84,10 +84,10 @@ class Stack:
         )
         await self._supervisor.wait_ready(servers, timeout_s=SERVERS_TIMEOUT_S)
 
-    async def start_services(self, environ: Mapping[str, str], stack: AsyncExitStack) -> None:
+    async def start_services(self, environ: Mapping[str, str], cleanup: AsyncExitStack) -> None:
         """Start all services at once, and wait until all are ready."""
         bus = await connect_nats(self.endpoints.nats_url, name="supervisor")
-        stack.push_async_callback(bus.close)
+        cleanup.push_async_callback(bus.close)
         specs = plan_services(self._options, self.endpoints, bus=bus, environ=environ)
         await self._supervisor.wait_ready(
             self._supervisor.start(specs), timeout_s=SERVICES_TIMEOUT_S
