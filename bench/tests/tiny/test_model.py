@@ -8,15 +8,24 @@ import torch
 from safetensors.torch import load_file
 
 from dilaserve_bench.tiny.decode import decode
-from dilaserve_bench.tiny.layout import MASK, VOCAB_SIZE, vocabulary
+from dilaserve_bench.tiny.evaluate import Case, denoise
+from dilaserve_bench.tiny.layout import (
+    BLOCK_LENGTH,
+    MASK,
+    VOCAB_SIZE,
+    prompt_tokens,
+    vocabulary,
+)
 from dilaserve_bench.tiny.model import TinyConfig, TinyLLaDA
 from dilaserve_bench.tiny.muon import orthogonalise
+from dilaserve_bench.tiny.tasks import TASKS, held_out_problem
 from dilaserve_bench.tiny.train import (
     export,
     learning_rate_factor,
     parse_arguments,
     run_rank,
 )
+from dilaserve_gpu_worker.weights import load_model
 
 BUNDLED = Path(__file__).parents[3] / "models" / "tiny"
 GOLDEN = Path(__file__).parents[4] / "shared" / "golden" / "llada-mha"
@@ -55,16 +64,28 @@ def test_training_lowers_the_loss_and_resumes_exactly(tmp_path: Path) -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_exported_folder_gives_the_engine_the_same_logits(tmp_path: Path) -> None:
-    from dilaserve_gpu_worker.engine.alone import denoise_alone  # noqa: F401
-    from dilaserve_gpu_worker.weights import load_model
-
+def test_exported_folder_holds_the_trained_weights_for_the_engine(tmp_path: Path) -> None:
     train(tmp_path, 1)
     export(tmp_path, tmp_path / "model")
-    served = load_model(tmp_path / "model")
-    assert served.config.mask_id == vocabulary()[MASK]
+    assert load_model(tmp_path / "model").config.mask_id == vocabulary()[MASK]
     for name, tensor in load_file(tmp_path / "model" / "model.safetensors").items():
         assert torch.equal(tensor, trained(tmp_path)[name])
+
+
+def test_engine_decodes_as_the_training_code_does() -> None:
+    model = TinyLLaDA(TinyConfig())
+    model.load_state_dict(load_file(BUNDLED / "model.safetensors"))
+    problems = [held_out_problem(task, 64, 9, 0) for task in TASKS]
+    prompts = [prompt_tokens(p.task, p.parameter, p.data) for p in problems]
+    ids = [[vocabulary()[token] for token in prompt] for prompt in prompts]
+    canvas, steps = decode(
+        lambda rows: model(rows, torch.arange(rows.shape[1])),
+        torch.tensor(ids), 64, BLOCK_LENGTH, vocabulary()[MASK], 0.9,
+    )  # fmt: skip
+    cases = [Case(problem, prompt) for problem, prompt in zip(problems, ids, strict=True)]
+    served = denoise(load_model(BUNDLED), cases, "none", 0.9)
+    assert [tokens for tokens, _ in served] == canvas.tolist()
+    assert [n_steps for _, n_steps in served] == steps.tolist()
 
 
 @pytest.mark.skipif(not GOLDEN.exists(), reason="the golden checkpoints are not here")
