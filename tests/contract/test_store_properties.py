@@ -56,12 +56,12 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
     ),
     "repeat_last": (2, {"name": workers, "id_": ids}),
     "confused": (
-        2,
+        5,
         {
             "name": workers,
             "id_": ids,
             "at": positions,
-            "ahead": st.integers(-1, 2),
+            "ahead": st.sampled_from([1, 1, 0, -1, 2]),
             "wrong": st.booleans(),
         },
     ),
@@ -308,6 +308,8 @@ class Interleaving:
         record, epoch = self.seen[id_], self.workers[name].granted.get(id_)
         if record is None or epoch is None:
             return
+        if not wrong:
+            at = [p for p, token in enumerate(record.canvas) if token == MASKED][: len(at)] or at
         overlaps = any(record.canvas[position] != MASKED for position in at)
         tokens = {p: token_at(id_, p) + (wrong and overlaps) for p in at}
         step = max(1, record.step + ahead)
@@ -399,7 +401,7 @@ class Interleaving:
             holding.canvas[position] = token
         holding.step += 1
         finish: FinishReason | None = "length" if len(chosen) == len(masked) else None
-        if chance.random() < 0.1:
+        if chance.random() < 0.15:
             finish = "stop"  # an EOS token: the rest stays masked
         return step_of(
             id_,
