@@ -106,6 +106,16 @@ async def test_slow_consumers_are_counted(nats_url: str) -> None:
     await bus.close()
 
 
+async def test_closing_does_not_wait_for_a_hung_server() -> None:
+    async with start_nats() as server:
+        bus = await connect_nats(server.url, name="leaving")
+        await bus.subscribe("dlm.v1.>", print)
+        server.send_signal(signal.SIGSTOP)
+        async with asyncio.timeout(5):
+            await bus.close()
+        server.send_signal(signal.SIGCONT)
+
+
 @pytest.mark.slow
 async def test_a_hung_server_is_noticed_within_seconds() -> None:
     async with start_nats() as server:

@@ -101,5 +101,5 @@ class Bus(Protocol):
         ...
 
     async def close(self) -> None:
-        """Drain and disconnect."""
+        """Let running answers finish, send what is pending, and disconnect."""
         ...

@@ -155,7 +155,8 @@ def free_port() -> int:
 
 
 def die_with_parent(parent_pid: int) -> Callable[[], None] | None:
-    """A `preexec_fn` that has the kernel kill the child when its parent ends however it ends;
+    """A `preexec_fn` that has the kernel kill the child when its parent ends however it ends: to
+    be exact, when the thread ends that started the child, so start it from the main thread.
     None where the kernel cannot (not Linux)."""
     if sys.platform != "linux":
         return None
@@ -171,8 +172,8 @@ def die_with_parent(parent_pid: int) -> Callable[[], None] | None:
 
 @asynccontextmanager
 async def _running(server: EmbeddedServer) -> AsyncIterator[None]:
-    await server.start()
     try:
+        await server.start()
         yield
     finally:
         await server.stop()
