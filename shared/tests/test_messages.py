@@ -27,6 +27,8 @@ UNIONS: list[tuple[Any, Callable[[bytes], Any]]] = [
     (ToWorker, messages.decode_to_worker),
     (WorkerEvent, messages.decode_worker_event),
     (TokenDelta, messages.decode_to_gateway),
+    (messages.ToPredictor, messages.decode_to_predictor),
+    (messages.FromPredictor, messages.decode_from_predictor),
 ]
 KINDS = [(kind, decode) for union, decode in UNIONS for kind in get_args(union) or (union,)]
 

@@ -19,7 +19,12 @@ def made() -> list[str]:
 
 
 def test_all_are_well_formed_and_different() -> None:
-    fixed = [subjects.REQUEST_SUBMIT, subjects.REQUEST_CANCEL, subjects.STATUS]
+    fixed = [
+        subjects.REQUEST_SUBMIT,
+        subjects.REQUEST_CANCEL,
+        subjects.STATUS,
+        subjects.PREDICT_STEPS,
+    ]
     every = made() + fixed
     for subject in every:
         check_subject(subject)

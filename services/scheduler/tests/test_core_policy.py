@@ -11,7 +11,7 @@ from dilaserve_scheduler.core import CoreSettings
 from dilaserve_scheduler.core.effects import Ask, Ended, Reassign, Send
 from dilaserve_scheduler.core.events import Told
 from dilaserve_scheduler.core.model import Instance, Request
-from dilaserve_scheduler.core.policy import Decision, Inquire, Move, Policy, Retune
+from dilaserve_scheduler.core.policy import Decision, Inquire, Move, Policy, Requeue, Retune
 
 from .driver import Driver, command, every, item, only
 
@@ -29,6 +29,7 @@ class Scripted(Policy):
         self.asked: list[int] = []
         self.ends: list[tuple[str, bool]] = []
         self.answers: list[object] = []
+        self.last: set[str] = set()
 
     def place(self, now: float, request: Request) -> Instance | None:
         rooms = [i for i in self.instances if i.state == "live" and i.has_room(request)]
@@ -41,7 +42,7 @@ class Scripted(Policy):
         return 1.0
 
     def rank(self, request: Request) -> tuple[float, ...]:
-        return (-request.priority, request.arrival_s)
+        return (request.request_id in self.last, -request.priority, request.arrival_s)
 
     def joined(self, now: float, instance: Instance) -> Iterable[Decision]:
         self.instances.append(instance)
@@ -202,6 +203,17 @@ def test_the_waiting_are_placed_in_the_policys_order() -> None:
         stage.admit(name, n_prompt=200, priority=priority)
     effects = stage.result("a-0001", "big1", step=1, n_unmasked=24, finish="length")
     assert only(effects, Reassign).request_id == "high"
+
+
+def test_one_whose_rank_has_changed_is_put_into_the_line_anew() -> None:
+    stage = Stage()
+    for name in ("big1", "big2", "first", "second"):
+        stage.admit(name, n_prompt=200)
+    stage.script.last = {"first"}
+    stage.script.on_told = [Requeue(stage.request("first")), Requeue(stage.request("big1"))]
+    assert stage.give(Told("x")) == []
+    effects = stage.result("a-0001", "big1", step=1, n_unmasked=24, finish="length")
+    assert only(effects, Reassign).request_id == "second"
 
 
 @pytest.mark.parametrize("settings", [None, CoreSettings(run_ahead=1)])

@@ -279,15 +279,64 @@ class TokenDelta(Message, frozen=True, tag="token_delta"):
     finish_reason: FinishReason | None = None
 
 
+# --- scheduler ↔ step predictor ------------------------------------------------------------------
+
+
+class StepQuestion(msgspec.Struct, frozen=True, kw_only=True):
+    """A request as its last step left it; the predictor derives the features."""
+
+    request_id: str
+    step: int
+    """Steps run."""
+    n_output: int
+    block_length: int
+    n_unmasked: int
+    block: int
+    """Block that the next step works on, from 0."""
+    n_block_masked: int
+    """Positions of that block still masked."""
+    confidence: ConfidenceStats
+
+
+class PredictSteps(Message, frozen=True, tag="predict_steps"):
+    """How many steps are left of these requests, if they kept each of these thresholds."""
+
+    model_id: str
+    thresholds: list[float]
+    questions: list[StepQuestion]
+
+
+class StepAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Remaining steps of a request by threshold, as of `step`; not monotone in the threshold."""
+
+    request_id: str
+    step: int
+    p50: list[float]
+    upper: list[float]
+    """An upper quantile (80 %)."""
+
+
+class StepsPredicted(Message, frozen=True, tag="steps_predicted"):
+    """Answer to PredictSteps; thresholds in the order of the question."""
+
+    model_id: str
+    thresholds: list[float]
+    answers: list[StepAnswer]
+
+
 GatewayToScheduler = Submit | Cancel | StatusQuery
 SchedulerReply = Admitted | Refused | Cancelled | Status
 ToWorker = StepCommand | StopCommand
 WorkerEvent = StepResult | InstanceUp | Heartbeat | InstanceDown
 ToGateway = TokenDelta
+ToPredictor = PredictSteps
+FromPredictor = StepsPredicted
 
 decode_request = msgspec.json.Decoder(GatewayToScheduler).decode
 decode_reply = msgspec.json.Decoder(SchedulerReply).decode
 decode_to_worker = msgspec.json.Decoder(ToWorker).decode
 decode_worker_event = msgspec.json.Decoder(WorkerEvent).decode
 decode_to_gateway = msgspec.json.Decoder(ToGateway).decode
+decode_to_predictor = msgspec.json.Decoder(ToPredictor).decode
+decode_from_predictor = msgspec.json.Decoder(FromPredictor).decode
 encode = msgspec.json.encode

@@ -7,6 +7,7 @@ PREFIX = "dlm.v1"
 REQUEST_SUBMIT = f"{PREFIX}.req.submit"
 REQUEST_CANCEL = f"{PREFIX}.req.cancel"
 STATUS = f"{PREFIX}.ctl.status"
+PREDICT_STEPS = f"{PREFIX}.pred.steps"
 
 ALL_STEP_RESULTS = f"{PREFIX}.evt.*.step"
 ALL_WORKER_EVENTS = f"{PREFIX}.evt.>"

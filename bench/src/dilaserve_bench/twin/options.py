@@ -12,8 +12,9 @@ import msgspec
 from dilaserve.errors import DiLaServeError
 from dilaserve.messages import CacheMode
 from dilaserve.model_folder import find_model
-from dilaserve.profiles import load_profiles
+from dilaserve.profiles import ProfileSet, load_profiles
 from dilaserve_bench.data import average_day, data_file, sharegpt_classes
+from dilaserve_bench.twin.advice import PUBLISHED_WMAPE, StandIn
 from dilaserve_bench.twin.cluster import ClusterSpec, parse_mix
 from dilaserve_bench.twin.faults import parse_fault
 from dilaserve_bench.twin.recorded import RecordedSource, StepTable, load_steps
@@ -64,6 +65,8 @@ class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
     run_ahead: int | None = None
     faults: tuple[str, ...] = ()
     horizon_s: float | None = None
+    predictor_error: float = PUBLISHED_WMAPE
+    """WMAPE of the predictor's stand-in for recorded steps; below 0 there is no predictor."""
 
 
 @dataclass(frozen=True)
@@ -87,18 +90,21 @@ def make_plan(options: SimulateOptions, environ: Mapping[str, str]) -> Plan:
         Path(options.steps) if options.steps else data_file("gsm8k_llada_steps.json")
     )
     profile = Path(options.profile) if options.profile else data_file("h100_llada.json")
+    profiles = load_profiles(profile)
     scenario = Scenario(
         cluster=spec,
-        profiles=load_profiles(profile),
-        policy=lambda: _policy(options),
+        profiles=profiles,
+        policy=lambda: _policy(options, profiles),
         source=lambda workload: recorded_source(table, workload),
         core=core_settings(spec.heartbeat_s, options.run_ahead),
         faults=[parse_fault(text, spec.n_instances) for text in options.faults],
         horizon_s=options.horizon_s if options.horizon_s is not None else float("inf"),
     )
-    _policy(options)  # so that an unknown one is found now
+    _policy(options, profiles)  # so that an unknown one is found now
     if options.source == "model":
         return _with_model(options, environ, scenario)
+    if options.predictor_error >= 0:
+        scenario = replace(scenario, adviser=lambda workload: _stand_in(table, workload, options))
     return Plan(scenario, _workloads(options, spec, len(table.rows)))
 
 
@@ -118,10 +124,21 @@ def core_settings(heartbeat_s: float, run_ahead: int | None) -> CoreSettings:
     )
 
 
-def _policy(options: SimulateOptions) -> Policy:
+def _policy(options: SimulateOptions, profiles: ProfileSet) -> Policy:
     return build_policy(
-        options.policy, PolicyOptions(threshold=options.threshold, queue_limit=NOBODY_REFUSED)
+        options.policy,
+        PolicyOptions(
+            threshold=options.threshold,
+            queue_limit=NOBODY_REFUSED,
+            slo_s=options.slo_s,
+            profiles=profiles,
+        ),
     )
+
+
+def _stand_in(table: StepTable, workload: Workload, options: SimulateOptions) -> StandIn:
+    rows = {arrival.request_id: arrival.case for arrival in workload}
+    return StandIn(table, rows.__getitem__, wmape=options.predictor_error)
 
 
 def _with_model(options: SimulateOptions, environ: Mapping[str, str], scenario: Scenario) -> Plan:

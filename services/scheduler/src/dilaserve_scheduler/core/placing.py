@@ -154,6 +154,12 @@ class Placing:
                         break
         self._line_stirred = False
 
+    def requeue(self, request: Request) -> None:
+        """Its rank has changed."""
+        if self.line.leave(request):
+            self.line.join(request)
+            self.stir()
+
     def stir(self) -> None:
         """There may be room now for somebody who waits."""
         self._line_stirred = True

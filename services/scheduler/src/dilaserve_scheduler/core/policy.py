@@ -13,7 +13,7 @@ from typing import Protocol
 from dilaserve.messages import StepResult
 from dilaserve_scheduler.core.model import Instance, Request
 
-__all__ = ["Decision", "Inquire", "Move", "Overload", "Policy", "Retune"]
+__all__ = ["Decision", "Inquire", "Move", "Overload", "Policy", "Requeue", "Retune"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,15 @@ class Inquire:
     query: object
 
 
-Decision = Retune | Move | Inquire
+@dataclass(frozen=True, slots=True)
+class Requeue:
+    """Put a waiting request into the line anew: its rank has changed. Ignored for one that does
+    not wait."""
+
+    request: Request
+
+
+Decision = Retune | Move | Inquire | Requeue
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +91,8 @@ class Policy(Protocol):
         return None
 
     def rank(self, request: Request) -> tuple[float, ...]:
-        """Order among waiting requests, lowest first; must not change while it waits. The first
-        that nobody has room for holds up the others of its model."""
+        """Order among waiting requests, lowest first; must not change while it waits but by a
+        Requeue. The first that nobody has room for holds up the others of its model."""
         return (request.arrival_s,)
 
     def parked(self, now: float, request: Request) -> None:

@@ -6,12 +6,20 @@ from collections.abc import Callable
 
 from dilaserve.errors import SettingsError
 from dilaserve_scheduler.core.policy import Policy
+from dilaserve_scheduler.policies.dilaserve import Dilaserve
 from dilaserve_scheduler.policies.infaas import Infaas
+from dilaserve_scheduler.policies.llumnix import Llumnix
 from dilaserve_scheduler.policies.options import PolicyOptions
+from dilaserve_scheduler.policies.tediserve import Tediserve
 
 __all__ = ["POLICIES", "PolicyOptions", "build_policy"]
 
-POLICIES: dict[str, Callable[[PolicyOptions], Policy]] = {"infaas": Infaas}
+POLICIES: dict[str, Callable[[PolicyOptions], Policy]] = {
+    "dilaserve": Dilaserve,
+    "infaas": Infaas,
+    "llumnix": Llumnix,
+    "tediserve": Tediserve,
+}
 
 
 def build_policy(name: str, options: PolicyOptions) -> Policy:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from dilaserve_scheduler.core.model import Instance, Request
 from dilaserve_scheduler.core.policy import Overload, Policy
+from dilaserve_scheduler.policies.backlog import Backlog
 from dilaserve_scheduler.policies.least_loaded import LeastLoaded
 from dilaserve_scheduler.policies.options import PolicyOptions
 from dilaserve_scheduler.policies.pace import Pace
 
 __all__ = ["Infaas"]
-
-MAX_RETRY_AFTER_S = 600.0
 
 
 class Infaas(Policy):
@@ -24,8 +23,7 @@ class Infaas(Policy):
         self._options = options
         self._instances = LeastLoaded()
         self._pace = Pace()
-        self._n_waiting = 0
-        self._n_waiting_tokens = 0
+        self._backlog = Backlog(self._instances, self._pace, options.queue_limit)
 
     def place(self, now: float, request: Request) -> Instance | None:
         """The least loaded instance with room."""
@@ -40,28 +38,19 @@ class Infaas(Policy):
         instance = request.instance or request.target
         if instance is not None:
             return self._pace.time_left_s(request, instance.step_s)
-        return self._drain_s(now, request) + self._time_left_s(request)
+        return self._backlog.drain_s(now, request) + self._backlog.time_left_s(request)
 
     def refuse(self, now: float, request: Request) -> Overload | None:
-        """Too many wait already. Retry-After: when those have drained at the recent pace."""
-        if self._n_waiting < self._options.queue_limit:
-            return None
-        retry_after_s = min(max(self._drain_s(now, request), 1.0), MAX_RETRY_AFTER_S)
-        reason = (
-            f"{self._n_waiting} requests wait already (DILASERVE_QUEUE_LIMIT); "
-            f"try again in {retry_after_s:.0f} s"
-        )
-        return Overload(reason, retry_after_s)
+        """Too many wait already."""
+        return self._backlog.refuse(now, request)
 
     def parked(self, now: float, request: Request) -> None:
         """Count it."""
-        self._n_waiting += 1
-        self._n_waiting_tokens += request.n_tokens
+        self._backlog.parked(request)
 
     def unparked(self, now: float, request: Request) -> None:
         """Count it no more."""
-        self._n_waiting -= 1
-        self._n_waiting_tokens -= request.n_tokens
+        self._backlog.unparked(request)
 
     def joined(self, now: float, instance: Instance) -> tuple[()]:
         """Take it into the choice."""
@@ -81,16 +70,3 @@ class Infaas(Policy):
         """Learn the pace."""
         if finished:
             self._pace.finished(now, request)
-
-    def _drain_s(self, now: float, request: Request) -> float:
-        """Until all that wait have got room: at the measured rate or, before there is one, in
-        waves that fill the whole cluster."""
-        drain_s = self._pace.drain_s(now, self._n_waiting_tokens)
-        if drain_s is not None:
-            return drain_s
-        waves = self._n_waiting_tokens / max(self._instances.total_budget(request.model_id), 1)
-        return waves * self._time_left_s(request)
-
-    def _time_left_s(self, request: Request) -> float:
-        first = self._instances.first(request.model_id)
-        return self._pace.time_left_s(request, first.step_s if first is not None else 0.0)

@@ -2,16 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-__all__ = ["PolicyOptions"]
+from dilaserve.profiles import ProfileSet
+
+__all__ = ["GSM8K_STEPS_PER_TOKEN", "PolicyOptions"]
+
+GSM8K_STEPS_PER_TOKEN = {0.5: 0.158, 0.6: 0.177, 0.7: 0.217, 0.8: 0.272, 0.9: 0.344}
+"""LLaDA-8B on GSM8K, dual cache: means of the published step counts (130 requests, output 256;
+TeDiServe artifact, analysis/gsm8k_oracle). What is assumed of a model before it was served."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
-    """Common to all policies."""
+    """Common to all policies. Seconds and tokens."""
 
     threshold: float = 0.9
     """Confidence threshold of policies with a fixed one."""
     queue_limit: int = 1000
     """Requests that may wait for room before new ones are refused."""
+    thresholds: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9)
+    """Candidates of policies that choose, ascending."""
+    slo_s: float = 30.0
+    """Of requests without an SLO of their own."""
+    profiles: ProfileSet | None = None
+    """Latency profiles; None: pass latencies are learned from what passes take."""
+    overhead: float | None = None
+    """Factor on the profiles; None: learned."""
+    steps_per_token: Mapping[float, float] = field(
+        default_factory=lambda: dict(GSM8K_STEPS_PER_TOKEN)
+    )
+    """By threshold, before any steps were seen."""
+    margin: float = 0.9
+    """Share of the remaining SLO that is planned with."""
+    refresh_tokens: int = 8
+    """Newly unmasked tokens after which a request's remaining steps are predicted anew."""
+    horizon_s: float = 20.0
+    """How far ahead arrivals are reckoned with."""
+    load_control: bool = True
+    """Whether caps follow the load of the cluster (Algorithm 2)."""
+    deadline_control: bool = True
+    """Whether thresholds follow each request's deadline (Algorithm 1)."""

@@ -1,0 +1,81 @@
+"""Which requests to ask the step predictor about, and when (paper 3.2.3).
+
+A request is due again after so many newly unmasked tokens. One question is under way at a time, so
+that a slow predictor gets larger batches, not a longer queue; who waits for it is nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dilaserve.messages import ConfidenceStats, PredictSteps, StepQuestion
+from dilaserve_scheduler.core.model import Request
+from dilaserve_scheduler.core.policy import Inquire
+
+__all__ = ["Asking"]
+
+PATIENCE_S = 1.0
+"""A question without an answer is given up after this."""
+MAX_BATCH = 256
+"""Requests in one question."""
+
+
+class Asking:
+    """For all models of a cluster."""
+
+    def __init__(self, thresholds: Sequence[float], every_tokens: int) -> None:
+        self._thresholds = list(thresholds)
+        self._every = every_tokens
+        self._asked_at: dict[str, int] = {}
+        self._due: dict[str, tuple[Request, ConfidenceStats]] = {}
+        self._until: dict[str, float] = {}
+
+    def stepped(self, request: Request, confidence: ConfidenceStats) -> None:
+        """A step of the request left these confidences."""
+        if request.n_unmasked - self._asked_at.get(request.request_id, 0) >= self._every:
+            self._due[request.request_id] = request, confidence
+
+    def n_unmasked(self, request_id: str) -> int:
+        """Tokens unmasked when the request was asked about last."""
+        return self._asked_at.get(request_id, 0)
+
+    def forget(self, request: Request) -> None:
+        """It has ended."""
+        self._asked_at.pop(request.request_id, None)
+        self._due.pop(request.request_id, None)
+
+    def answered(self, model_id: str) -> None:
+        """The question about this model is answered."""
+        self._until.pop(model_id, None)
+
+    def questions(self, now: float) -> list[Inquire]:
+        """What to ask now; at most one question per model."""
+        if not self._due:
+            return []
+        batches: dict[str, list[StepQuestion]] = {}
+        for request_id, (request, confidence) in list(self._due.items()):
+            model_id = request.model_id
+            batch = batches.setdefault(model_id, [])
+            if self._until.get(model_id, 0.0) <= now and len(batch) < MAX_BATCH:
+                batch.append(_question(request, confidence))
+                self._asked_at[request_id] = request.n_unmasked
+                del self._due[request_id]
+        return [self._ask(now, model_id, batch) for model_id, batch in batches.items() if batch]
+
+    def _ask(self, now: float, model_id: str, batch: list[StepQuestion]) -> Inquire:
+        self._until[model_id] = now + PATIENCE_S
+        query = PredictSteps(model_id=model_id, thresholds=self._thresholds, questions=batch)
+        return Inquire(query)
+
+
+def _question(request: Request, confidence: ConfidenceStats) -> StepQuestion:
+    return StepQuestion(
+        request_id=request.request_id,
+        step=request.step,
+        n_output=request.n_output,
+        block_length=request.block_length,
+        n_unmasked=request.n_unmasked,
+        block=request.block,
+        n_block_masked=request.n_block_masked,
+        confidence=confidence,
+    )

@@ -1,0 +1,248 @@
+"""How much work there is, how much is coming, how much the cluster can do: the level of thresholds
+that it can afford, by priority (Algorithm 2 in instance-seconds). Chooses nobody's instance.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from dilaserve_scheduler.core.model import Request
+from dilaserve_scheduler.policies.arrivals import Arrivals
+from dilaserve_scheduler.policies.fastest import Fastest, tp_degree
+from dilaserve_scheduler.policies.habits import Habits
+from dilaserve_scheduler.policies.ledger import Floats, Integers, Ledger
+from dilaserve_scheduler.policies.level import Forecast, Queue, highest_level
+from dilaserve_scheduler.policies.options import PolicyOptions
+from dilaserve_scheduler.policies.pricing import Batch, Pricing, Split
+
+__all__ = ["ClusterLoad"]
+
+UTILISATION = 0.97
+"""Share of an instance's time that passes fill when there is enough to do."""
+DEFAULT_CACHE_TOKENS = 32.0
+
+
+class ClusterLoad:
+    """Levels by priority, as of the last `control`."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        habits: Habits,
+        pricing: Pricing,
+        fastest: Fastest,
+        options: PolicyOptions,
+    ) -> None:
+        self._ledger = ledger
+        self._habits = habits
+        self._pricing = pricing
+        self._fastest = fastest
+        self._options = options
+        self._top = len(options.thresholds) - 1
+        self._levels: dict[int, float] = {}
+        self._lowest_level = float(self._top)
+        self._arrivals: dict[int, Arrivals] = {}
+        self._splits: dict[int, Split] = {}
+        self._pass_s = 0.0
+        self.recompute_share = 0.1
+        """Of the rows of recent passes."""
+        self.n_cache = DEFAULT_CACHE_TOKENS
+        """Tokens of a recent request's cache step."""
+        self.wait_s = 0.0
+        """Until all work that is there is done."""
+
+    # --- what is seen --------------------------------------------------------------------------
+
+    def arrived(self, now: float, request: Request, n_cache: int, slo_s: float) -> None:
+        """A request has come."""
+        arrivals = self._arrivals.setdefault(request.priority, Arrivals())
+        arrivals.observe(now, request, n_cache=n_cache, slo_s=slo_s)
+
+    def observe_share(self, share: float, weight: float) -> None:
+        """Share of a pass's rows that recomputed."""
+        self.recompute_share += weight * (share - self.recompute_share)
+
+    def token_s(self, degree: int) -> float:
+        """Seconds that a token more adds to a pass."""
+        split = self._splits.get(degree)
+        if split is None:
+            split = self._splits[degree] = self._pricing.split(degree, self._full_batch(1))
+        return split.token_s
+
+    def service_s(self, slot: int) -> float:
+        """Seconds from its placement to its last token, at its level."""
+        slots = np.array([slot], dtype=np.intp)
+        steps = self._ledger.steps(slots)[0]
+        return float(steps[self.caps(slots)[0]]) * self._pass_s
+
+    def caps(self, slots: Integers) -> Integers:
+        """Highest candidate of each request: its priority's level, rounded up for as many as the
+        fraction says; never below its quality floor; the lowest for the hopeless."""
+        ledger = self._ledger
+        if len(self._levels) > 1:
+            levels = np.array([self._level(int(p)) for p in ledger.priority[slots]])
+        else:
+            levels = np.full(slots.size, self._lowest_level)
+        whole = np.floor(levels)
+        caps = (whole + (ledger.spread[slots] < levels - whole)).astype(np.intp)
+        caps[ledger.is_hopeless[slots]] = 0
+        result: Integers = np.maximum(caps, ledger.floor[slots])
+        return result
+
+    def _level(self, priority: int) -> float:
+        return self._levels.get(priority, self._lowest_level)
+
+    # --- control -------------------------------------------------------------------------------
+
+    def control(self, now: float) -> list[Request]:
+        """Find the levels anew. Gives those that wait and have become hopeless."""
+        ledger = self._ledger
+        slots = ledger.active()
+        if not self._fastest.instances or not slots.size:
+            return []
+        self.n_cache = float(ledger.n_cache[slots].mean())
+        self._price()
+        newly = self._find_hopeless(now, slots)
+        slots = slots[~ledger.is_hopeless[slots]]
+        slots = slots[self._order(slots)]
+        if self._options.load_control:
+            self._find_levels(now, slots)
+        requests = [ledger.requests[slot] for slot in newly]
+        return [request for request in requests if request is not None]
+
+    def _order(self, slots: Integers) -> Integers:
+        """Those that run, then those that wait by priority and deadline."""
+        ledger = self._ledger
+        keys = (ledger.deadline[slots], -ledger.priority[slots], ledger.is_waiting[slots])
+        return np.lexsort(keys)
+
+    def _price(self) -> None:
+        """What rows and tokens cost at each degree while instances are full."""
+        for degree in self._fastest.degrees():
+            batch = self._full_batch(self._rows_per_pass())
+            self._splits[degree] = self._pricing.split(degree, batch)
+        self._pass_s = self._pricing.mean_s(self._reference(), batch)
+
+    def _find_hopeless(self, now: float, slots: Integers) -> Integers:
+        """Who cannot be in time even at the lowest threshold; those that wait among them."""
+        ledger = self._ledger
+        lowest = ledger.floor[slots]
+        steps = np.take_along_axis(ledger.steps(slots), lowest[:, None], axis=1)[:, 0]
+        late = now + steps * self._pass_s > ledger.deadline[slots]
+        newly = slots[late & ledger.is_waiting[slots] & ~ledger.is_hopeless[slots]]
+        ledger.is_hopeless[slots] |= late
+        return newly
+
+    def _find_levels(self, now: float, slots: Integers) -> None:
+        """From the highest priority to the lowest: each gets the highest level that those above
+        leave it while those below stay at the lowest threshold."""
+        ledger = self._ledger
+        work = self._work_s(slots)
+        margin = self._options.margin
+        slack = np.where(ledger.is_waiting[slots], margin * (ledger.deadline[slots] - now), np.inf)
+        capacity, half = self._capacity(), self._half_service_s()
+        priority = ledger.priority[slots]
+        classes = sorted(
+            {int(p) for p in np.unique(priority)} | self._arrivals.keys(), reverse=True
+        )
+        settled = work[:, :1] * np.ones(work.shape[1])
+        levels: dict[int, float] = {}
+        for each in classes:
+            mine = priority == each
+            settled[mine] = work[mine]
+            forecast = self._forecast(now, each, levels)
+            level = highest_level(
+                Queue(settled, slack), forecast, capacity=capacity, half_service_s=half
+            )
+            levels[each] = level
+            settled[mine] = _at_level(work[mine], level)[:, None]
+        self._levels = levels
+        self._lowest_level = min(levels.values(), default=float(self._top))
+        self.wait_s = float(settled[:, 0].sum()) / capacity
+
+    def _work_s(self, slots: Integers) -> Floats:
+        """(requests × K) instance-seconds of the reference degree that are left, floors kept."""
+        ledger, split = self._ledger, self._splits[self._reference()]
+        steps = ledger.steps(slots)
+        n_cache = ledger.n_cache[slots]
+        more = ledger.recomputes[slots] * (ledger.n_full[slots] - n_cache)
+        tokens = steps * n_cache[:, None] + more[:, None]
+        work = steps * split.row_s + tokens * split.token_s
+        allowed = np.maximum(np.arange(work.shape[1]), ledger.floor[slots][:, None])
+        result: Floats = np.take_along_axis(work, allowed, axis=1)
+        return result
+
+    def _forecast(self, now: float, priority: int, settled: dict[int, float]) -> Forecast:
+        """Arrivals of all priorities: those above as settled, those below at the lowest."""
+        split = self._splits[self._reference()]
+        rate, slo_s, work = 0.0, math.inf, np.zeros(self._top + 1)
+        for each, arrivals in self._arrivals.items():
+            own = arrivals.rate(now)
+            output, full, cache, blocks, slo = arrivals.mean()
+            steps = np.array(self._habits.steps(output, math.ceil(blocks)))
+            tokens = steps * cache + blocks * (full - cache)
+            cost = steps * split.row_s + tokens * split.token_s
+            if each != priority:
+                level = settled.get(each, 0.0)
+                cost = np.full(cost.size, float(_at_level(cost[None, :], level)[0]))
+            rate += own
+            work += own * cost
+            slo_s = min(slo_s, slo)
+        return Forecast(
+            rate=rate,
+            work_s=work / rate if rate else work,
+            slack_s=self._options.margin * slo_s if rate else math.inf,
+            horizon_s=self._options.horizon_s,
+        )
+
+    def _capacity(self) -> float:
+        """Instance-seconds of the reference degree a second: a faster degree counts for more."""
+        reference = self._mean_cost_s(self._reference())
+        return UTILISATION * sum(
+            reference / self._mean_cost_s(tp_degree(instance))
+            for instance in self._fastest.instances.values()
+        )
+
+    def _mean_cost_s(self, degree: int) -> float:
+        """Instance-seconds of the typical row."""
+        split, share = self._splits[degree], self.recompute_share
+        n_row = self.n_cache + share * (self._n_full() - self.n_cache)
+        return split.row_s + n_row * split.token_s
+
+    def _half_service_s(self) -> Floats:
+        """Half of the time in service of the mean arrival, by candidate."""
+        total, n = np.zeros(self._top + 1), 0.0
+        for arrivals in self._arrivals.values():
+            output, _, _, blocks, _ = arrivals.mean()
+            total += np.array(self._habits.steps(output, math.ceil(blocks)))
+            n += 1.0
+        result: Floats = 0.5 * self._pass_s * total / max(n, 1.0)
+        return result
+
+    def _reference(self) -> int:
+        return self._fastest.degrees()[-1]
+
+    def _n_full(self) -> float:
+        ledger = self._ledger
+        slots = ledger.active()
+        return float(ledger.n_full[slots].mean()) if slots.size else 2 * self.n_cache
+
+    def _rows_per_pass(self) -> int:
+        """Of a full instance."""
+        instances = self._fastest.instances.values()
+        budget = sum(i.token_budget for i in instances) / len(instances)
+        return max(int(budget / self._n_full()), 1)
+
+    def _full_batch(self, n_rows: int) -> Batch:
+        n_full = max(self._n_full(), self.n_cache)
+        return Batch(n_rows, n_full, self.n_cache, self.recompute_share)
+
+
+def _at_level(work: Floats, level: float) -> Floats:
+    """(requests) work at a level between two candidates."""
+    low = int(level)
+    high = min(low + 1, work.shape[1] - 1)
+    result: Floats = work[:, low] + (level - low) * (work[:, high] - work[:, low])
+    return result

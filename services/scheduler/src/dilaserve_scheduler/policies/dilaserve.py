@@ -1,0 +1,274 @@
+"""DiLaServe's own policy: the paper's three algorithms, acting before the slack is gone.
+
+Load is measured in instance-seconds of the batches that will really run; the level of thresholds
+that the cluster can afford, with the arrivals to come, holds from the next step on; deadlines are
+checked at every step against an upper quantile. What each difference buys: docs/decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from dilaserve.messages import StepAnswer, StepResult, StepsPredicted
+from dilaserve_scheduler.core.model import Instance, Request
+from dilaserve_scheduler.core.policy import Decision, Overload, Policy, Requeue, Retune
+from dilaserve_scheduler.policies.asking import Asking
+from dilaserve_scheduler.policies.backlog import Backlog
+from dilaserve_scheduler.policies.cluster_load import ClusterLoad
+from dilaserve_scheduler.policies.fastest import Fastest, tp_degree
+from dilaserve_scheduler.policies.habits import Habits
+from dilaserve_scheduler.policies.kinds import cache_mode, cache_tokens
+from dilaserve_scheduler.policies.ledger import Floats, Integers, Ledger
+from dilaserve_scheduler.policies.options import PolicyOptions
+from dilaserve_scheduler.policies.pace import Pace
+from dilaserve_scheduler.policies.pricing import Batch, Pricing
+
+__all__ = ["Dilaserve"]
+
+CONTROL_S = 0.25
+"""Interval of load control."""
+MIGRATION_GAIN = 0.9
+"""A request moves if its steps take at most this share of what they take where it is."""
+RISK = 1.2
+"""Upper quantile of the remaining steps over their median while there is no predictor's."""
+RAISE_AT = 0.95
+"""A request goes back to a higher threshold only if that needs at most this share of its budget."""
+SHARE_SMOOTHING = 0.02
+"""Weight of a pass in the share of recompute rows."""
+
+
+class Dilaserve(Policy):
+    """Composes: ledger (who there is), pricing (what a step costs), cluster load (Algorithm 2)."""
+
+    def __init__(self, options: PolicyOptions) -> None:
+        self._options = options
+        self._thresholds = np.array(options.thresholds)
+        self._habits = Habits(options.thresholds, options.steps_per_token)
+        self._pricing = Pricing(options.profiles, options.overhead)
+        self._ledger = Ledger(len(options.thresholds))
+        self._fastest = Fastest()
+        self._load = ClusterLoad(self._ledger, self._habits, self._pricing, self._fastest, options)
+        self._asking = Asking(options.thresholds, options.refresh_tokens)
+        self._pace = Pace()
+        self._backlog = Backlog(self._fastest.all, self._pace, options.queue_limit)
+        self._control_at: float | None = None
+
+    # --- placement (Algorithm 3) ---------------------------------------------------------------
+
+    def place(self, now: float, request: Request) -> Instance | None:
+        """The instance whose mean pass is shortest with the request in it."""
+        self._enter(now, request)
+        return self._fastest.with_room(request, self._step_s)
+
+    def block_ending(self, now: float, request: Request) -> Instance | None:
+        """The fastest instance, for a real gain."""
+        present = request.instance
+        best = self._fastest.with_room(request, self._step_s)
+        if present is None or best is None or best is present:
+            return None
+        now_s = self._pass_s(present)
+        return best if self._step_s(best, request) <= MIGRATION_GAIN * now_s else None
+
+    def rank(self, request: Request) -> tuple[float, ...]:
+        """Priority, then deadline; those that cannot be in time any more come last."""
+        slot = self._ledger.slots.get(request.request_id)
+        hopeless = slot is not None and bool(self._ledger.is_hopeless[slot])
+        return (float(hopeless), -request.priority, self._deadline(request))
+
+    # --- thresholds (Algorithm 1) --------------------------------------------------------------
+
+    def threshold(self, now: float, request: Request, instance: Instance | None) -> float:
+        """The highest that the level allows and the deadline can be met with."""
+        slots = np.array([self._enter(now, request)], dtype=np.intp)
+        chosen = self._choose(now, slots, instance)
+        self._ledger.current[slots] = chosen
+        return self._value(request, int(chosen[0]))
+
+    def stepped(
+        self, now: float, instance: Instance, result: StepResult, requests: Sequence[Request]
+    ) -> Iterable[Decision]:
+        """Learn from the pass; look at the thresholds of all that were in it."""
+        self._learn(instance, result)
+        slots = self._ledger.slots_of(requests)
+        self._ledger.progressed(slots, requests)
+        confidences = {item.request_id: item.confidence for item in result.items}
+        for request in requests:
+            self._asking.stepped(request, confidences[request.request_id])
+        decisions: list[Decision] = [*self._asking.questions(now)]
+        chosen = self._choose(now, slots, instance)
+        changed = np.flatnonzero(chosen != self._ledger.current[slots]).tolist()
+        decisions += [
+            Retune(requests[n], self._value(requests[n], int(chosen[n]))) for n in changed
+        ]
+        self._ledger.current[slots] = chosen
+        return decisions
+
+    def told(self, now: float, answer: object) -> tuple[()]:
+        """Predictions have come; they count from the next step on."""
+        if isinstance(answer, StepsPredicted):
+            self._asking.answered(answer.model_id)
+            for each in answer.answers:
+                slot = self._ledger.slots.get(each.request_id)
+                if slot is not None:
+                    self._predicted(slot, each)
+        return ()
+
+    def _predicted(self, slot: int, answer: StepAnswer) -> None:
+        request = self._ledger.requests[slot]
+        if request is not None:
+            left = request.n_output - self._asking.n_unmasked(request.request_id)
+            self._ledger.predict(slot, answer.p50, answer.upper, left)
+
+    def _choose(self, now: float, slots: Integers, instance: Instance | None) -> Integers:
+        """Candidate of each request: the highest within its cap at which it is in time, else the
+        lowest."""
+        ledger = self._ledger
+        caps = self._load.caps(slots)
+        if instance is None or not self._options.deadline_control:
+            return caps
+        left_s = self._time_left_s(slots, instance)
+        budget_s = self._options.margin * (ledger.deadline[slots] - now)
+        candidates = np.arange(len(self._thresholds))
+        raises = candidates > ledger.current[slots][:, None]
+        fits = left_s <= np.where(raises, RAISE_AT, 1.0) * budget_s[:, None]
+        fits &= candidates <= caps[:, None]
+        highest = np.where(fits, candidates, 0).max(axis=1)
+        chosen: Integers = np.maximum(highest, ledger.floor[slots])
+        return chosen
+
+    def _time_left_s(self, slots: Integers, instance: Instance) -> Floats:
+        """(requests × K) seconds: every step takes the mean pass of the instance, corrected for
+        the recompute steps that a request has more than others."""
+        ledger, share = self._ledger, self._load.recompute_share
+        steps = ledger.steps(slots, upper=True)
+        batch = self._batch(instance, 0)
+        token_s = self._load.token_s(tp_degree(instance))
+        extra = (ledger.n_full - ledger.n_cache)[slots] * token_s
+        own = ledger.recomputes[slots][:, None] - share * steps
+        result: Floats = steps * self._pricing.mean_s(tp_degree(instance), batch)
+        return result + own * extra[:, None]
+
+    # --- load control (Algorithm 2) ------------------------------------------------------------
+
+    def wake_at(self) -> float | None:
+        """Once an interval, as long as there is anybody."""
+        return self._control_at if self._ledger.slots else None
+
+    def tick(self, now: float) -> Iterable[Decision]:
+        """A new level; whoever waits and cannot be in time any more lets the others pass."""
+        self._control_at = now + CONTROL_S
+        self._habits.learn()
+        return [Requeue(request) for request in self._load.control(now)]
+
+    # --- what is known -------------------------------------------------------------------------
+
+    def _enter(self, now: float, request: Request) -> int:
+        slot = self._ledger.slots.get(request.request_id)
+        if slot is not None:
+            return slot
+        if self._control_at is None or self._control_at < now - CONTROL_S:
+            self._control_at = now
+        mode = cache_mode(self._fastest.all.first(request.model_id))
+        n_cache = cache_tokens(request, mode)
+        left = request.n_output - request.n_unmasked
+        steps = self._habits.steps(left, request.n_blocks - request.block)
+        deadline = self._deadline(request)
+        self._load.arrived(now, request, n_cache, deadline - request.arrival_s)
+        slot = self._ledger.add(
+            request,
+            steps=steps,
+            upper=[RISK * each for each in steps],
+            deadline=deadline,
+            n_cache=n_cache,
+            floor=self._floor(request),
+        )
+        self._ledger.current[slot] = len(self._thresholds) - 1
+        return slot
+
+    def _learn(self, instance: Instance, result: StepResult) -> None:
+        self._pricing.observe(tp_degree(instance), result.n_tokens, result.latency_ms / 1000)
+        n_recomputes = result.n_rebuilds
+        for item in result.items:
+            self._habits.observe(item.threshold, item.n_new)
+            n_recomputes += item.kind == "recompute"
+        n_rows = len(result.items) + result.n_rebuilds
+        if n_rows:
+            self._load.observe_share(n_recomputes / n_rows, SHARE_SMOOTHING)
+
+    def _deadline(self, request: Request) -> float:
+        slo_s = request.slo_s if request.slo_s is not None else self._options.slo_s
+        return request.arrival_s + slo_s
+
+    def _floor(self, request: Request) -> int:
+        least = request.min_confidence or 0.0
+        allowed = np.flatnonzero(self._thresholds >= least - 1e-9)
+        return int(allowed[0]) if allowed.size else len(self._thresholds) - 1
+
+    def _value(self, request: Request, k: int) -> float:
+        return max(self._options.thresholds[k], request.min_confidence or 0.0)
+
+    def _batch(self, instance: Instance, n_more: int) -> Batch:
+        n_rows = max(len(instance.requests) + n_more, 1)
+        n_full = instance.n_tokens / max(len(instance.requests), 1)
+        n_cache = self._load.n_cache
+        return Batch(n_rows, max(n_full, n_cache), n_cache, self._load.recompute_share)
+
+    def _pass_s(self, instance: Instance) -> float:
+        return self._pricing.mean_s(tp_degree(instance), self._batch(instance, 0))
+
+    def _step_s(self, instance: Instance, request: Request) -> float:
+        """Of the mean pass with the request in it."""
+        n_rows = len(instance.requests) + 1
+        n_full = (instance.n_tokens + request.n_tokens) / n_rows
+        n_cache = self._load.n_cache
+        batch = Batch(n_rows, max(n_full, n_cache), n_cache, self._load.recompute_share)
+        return self._pricing.mean_s(tp_degree(instance), batch)
+
+    # --- who there is --------------------------------------------------------------------------
+
+    def predict_finish_s(self, now: float, request: Request) -> float:
+        """Time left at its threshold; while it waits, after the work ahead of it."""
+        slot = self._enter(now, request)
+        instance = request.instance or request.target
+        if instance is None:
+            service_s = self._load.service_s(slot)
+            return self._load.wait_s + service_s
+        left_s = self._time_left_s(np.array([slot], dtype=np.intp), instance)
+        return float(left_s[0, self._ledger.current[slot]])
+
+    def refuse(self, now: float, request: Request) -> Overload | None:
+        """Too many wait already."""
+        return self._backlog.refuse(now, request)
+
+    def parked(self, now: float, request: Request) -> None:
+        """It waits."""
+        self._backlog.parked(request)
+        self._ledger.is_waiting[self._enter(now, request)] = True
+
+    def unparked(self, now: float, request: Request) -> None:
+        """It waits no more."""
+        self._backlog.unparked(request)
+        self._ledger.is_waiting[self._enter(now, request)] = False
+
+    def joined(self, now: float, instance: Instance) -> tuple[()]:
+        """Take it into the choice."""
+        self._fastest.add(instance)
+        return ()
+
+    def left(self, now: float, instance: Instance) -> tuple[()]:
+        """Take it out of the choice."""
+        self._fastest.remove(instance)
+        return ()
+
+    def load_changed(self, now: float, instance: Instance) -> None:
+        """Sort it in anew."""
+        self._fastest.update(instance)
+
+    def ended(self, now: float, request: Request, *, finished: bool) -> None:
+        """Learn the pace, and forget it."""
+        if finished:
+            self._pace.finished(now, request)
+        self._ledger.remove(request)
+        self._asking.forget(request)

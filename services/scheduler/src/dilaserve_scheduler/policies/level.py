@@ -1,0 +1,75 @@
+"""Load control of `dilaserve`: the highest common level of thresholds that the cluster can afford.
+
+Pure functions over arrays. Seconds of work are instance-seconds of the reference degree. A level is
+a number of the candidates' scale: 2.3 lets three requests of ten use candidate 3, the others 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dilaserve_scheduler.policies.ledger import Floats
+
+__all__ = ["Forecast", "Queue", "highest_level"]
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Who is ahead of whom: first those that run, then those that wait, in their order."""
+
+    work_s: Floats
+    """(requests × K) instance-seconds left by candidate; constant along K for a request that is
+    not to follow the level."""
+    slack_s: Floats
+    """(requests) until each must have its last token; infinite for one that cannot be helped by
+    the level, such as one that runs: nobody is ahead of it any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Arrivals to come, as many as lately."""
+
+    rate: float
+    """Arrivals a second."""
+    work_s: Floats
+    """(K) instance-seconds of the mean one by candidate."""
+    slack_s: float
+    """From arrival until it must have its last token."""
+    horizon_s: float
+    """How far ahead."""
+
+
+def highest_level(
+    queue: Queue, forecast: Forecast, *, capacity: float, half_service_s: Floats
+) -> float:
+    """The highest level, 0 to K − 1, at which everybody who waits and everybody who comes within
+    the horizon is in time: work ahead ÷ capacity + half of the time in service (while a request is
+    in service, those behind it take their share; on average, half of it) ≤ slack. If there is
+    none: 0. Between two candidates everything is linear in the level.
+
+    `capacity`: instance-seconds a second. `half_service_s`: (K) by candidate.
+    """
+    needed = _needed_s(queue, forecast, capacity) + half_service_s
+    slack = np.append(queue.slack_s, [forecast.slack_s, forecast.slack_s + forecast.horizon_s])
+    spare = slack[:, None] - needed
+    fits: list[bool] = (spare.min(axis=0) >= 0.0).tolist()
+    level = 0
+    while level + 1 < len(fits) and fits[level + 1]:
+        level += 1
+    if level + 1 == len(fits) or not fits[level]:
+        return float(level)
+    here, there = spare[:, level], spare[:, level + 1]
+    short = there < 0.0
+    return level + float((here[short] / (here[short] - there[short])).min())
+
+
+def _needed_s(queue: Queue, forecast: Forecast, capacity: float) -> Floats:
+    """(requests + 2, K) seconds until the work ahead of each is done; the last two rows are the
+    next to arrive, and the last to arrive within the horizon."""
+    ahead = np.cumsum(queue.work_s, axis=0)
+    total = ahead[-1:] if len(ahead) else np.zeros((1, forecast.work_s.size))
+    later = total + forecast.rate * forecast.horizon_s * forecast.work_s
+    result: Floats = np.concatenate([ahead - queue.work_s, total, later]) / capacity
+    return result
