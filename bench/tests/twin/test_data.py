@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dilaserve.profiles import load_profiles
-from dilaserve_bench.data import average_day, data_file, sharegpt_classes
+from dilaserve_bench.data import average_day, data_file, gsm8k_curves, sharegpt_classes
 from dilaserve_bench.twin.recorded import load_steps
 
 PUBLISHED = Path(__file__).parents[4] / "shared" / "data" / "published"
@@ -60,3 +60,14 @@ def test_the_day_is_the_published_one() -> None:
 def test_the_classes_are_the_published_ones() -> None:
     source = published("workload_class_mix.json")["rps"]
     assert {f"{p}_{o}": rate for p, o, rate in sharegpt_classes().classes} == source
+
+
+def test_the_curves_are_the_published_ones() -> None:
+    source = published("gsm8k_slo_curves.json")["LLaDA"]["GSM8K"]
+    curves = gsm8k_curves()
+    assert (curves.rates, curves.slo_multiples) == (source["rps_per_gpu"], source["slo_multiple"])
+    for name in ("TeDiServe", "Llumnix", "INFaaS"):
+        curve = curves.systems[name.lower()]
+        assert curve.attainment_by_rate == source["slo_att_rps"][name]
+        assert curve.accuracy_by_rate == source["acc_rps"][name]
+        assert curve.attainment_by_slo == source["slo_att_slo"][name]

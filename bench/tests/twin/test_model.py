@@ -62,15 +62,15 @@ def in_the_loop(
 
 def workload(problems: TinyProblems, *, n: int = 6, n_prompt: int | None = None) -> Workload:
     any_size = RequestClass(n_prompt=1, n_output=1, slo_s=9.5)
-    draw = poisson([any_size], rate=20.0, n=n, n_cases=len(problems.cases))
+    draw = poisson([any_size], rate=100.0, n=n, n_cases=len(problems.cases))
     return problems.sized(draw, n_prompt=n_prompt)(0)
 
 
 @pytest.mark.parametrize(
     ("cache_mode", "faults"),
     [
-        ("dual", (Fault(at_s=0.4, action="kill", instance=0, for_s=0.2),)),
-        ("prefix", (Fault(at_s=0.4, action="leave", instance=0, for_s=0.2),)),
+        ("dual", (Fault(at_s=0.2, action="kill", instance=0, for_s=0.2),)),
+        ("prefix", (Fault(at_s=0.2, action="leave", instance=0, for_s=0.2),)),
         ("none", ()),
     ],
 )
@@ -86,7 +86,7 @@ def test_tokens_are_those_of_the_engine_alone(
     arriving = workload(problems)
     done = run(in_the_loop(problems, cache_mode=cache_mode, faults=faults, judge=keep), arriving)
     assert {served.outcome for served in done.served} == {"done"}
-    assert done.measured.n_rows > 1.5 * done.measured.n_passes, "passes were shared"
+    assert done.measured.n_rows > done.measured.n_passes, "some passes were shared"
     assert (done.measured.n_rebuilds > 0) == (bool(faults) and cache_mode != "none")
     n_forwards = 0
     for arrival in arriving:
@@ -107,8 +107,8 @@ def test_answers_are_checked_by_the_rules_of_their_task(problems: TinyProblems) 
     right = [vocabulary[character] for character in "".join(problem.answer)]
     assert judge(arriving[0], [*right, MASKED, MASKED])
     assert not judge(arriving[0], right[:-1])
-    figures = report_run(run(in_the_loop(problems, judge=lambda a, _: a.at_s > 0.1), arriving))
-    assert figures.accuracy == sum(a.at_s > 0.1 for a in arriving) / len(arriving)
+    figures = report_run(run(in_the_loop(problems, judge=lambda a, _: a.at_s > 0.03), arriving))
+    assert figures.accuracy == sum(a.at_s > 0.03 for a in arriving) / len(arriving)
 
 
 def test_a_lower_threshold_takes_fewer_steps(problems: TinyProblems) -> None:

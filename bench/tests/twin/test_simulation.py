@@ -132,7 +132,7 @@ def test_steps_at_a_fixed_threshold_are_the_recorded_ones(
     settings = core_settings(0.25, run_ahead)
     done = run(scenario(policy=infaas(threshold), core=settings), workload)
     assert done.measured.n_steps == sum(steps_at(threshold, a.case) for a in workload)
-    assert done.measured.kinds["recompute"] == 4 * len(workload)
+    assert done.measured.n_recompute == 4 * len(workload)
     assert done.measured.n_rebuilds == 0
     assert report_run(done).mean_threshold == pytest.approx(threshold)
 

@@ -8,7 +8,16 @@ from typing import TypeVar
 
 import msgspec
 
-__all__ = ["AverageDay", "ClassMix", "average_day", "data_file", "sharegpt_classes"]
+__all__ = [
+    "AverageDay",
+    "ClassMix",
+    "PublishedCurve",
+    "PublishedCurves",
+    "average_day",
+    "data_file",
+    "gsm8k_curves",
+    "sharegpt_classes",
+]
 
 T = TypeVar("T")
 
@@ -26,6 +35,24 @@ class ClassMix(msgspec.Struct, frozen=True, kw_only=True):
     classes: list[tuple[int, int, float]]
 
 
+class PublishedCurve(msgspec.Struct, frozen=True, kw_only=True):
+    """One system's, in the order of rates or of SLOs."""
+
+    attainment_by_rate: list[float]
+    accuracy_by_rate: list[float]
+    attainment_by_slo: list[float]
+
+
+class PublishedCurves(msgspec.Struct, frozen=True, kw_only=True):
+    """Rates are per second and GPU, at the loosest SLO; SLOs are multiples of the base, at the
+    lowest rate."""
+
+    rates: list[float]
+    base_slo_s: float
+    slo_multiples: list[float]
+    systems: dict[str, PublishedCurve]
+
+
 def average_day() -> AverageDay:
     """The paper's average day (section 5.1), peaking at 20 arrivals a second."""
     return _read("average_day.json", AverageDay)
@@ -34,6 +61,11 @@ def average_day() -> AverageDay:
 def sharegpt_classes() -> ClassMix:
     """The sizes of its conversations, rounded up to 256 tokens."""
     return _read("sharegpt_classes.json", ClassMix)
+
+
+def gsm8k_curves() -> PublishedCurves:
+    """The paper's Figure 10 for LLaDA on GSM8K."""
+    return _read("gsm8k_slo_curves.json", PublishedCurves)
 
 
 def data_file(name: str) -> Path:

@@ -47,7 +47,8 @@ class Served:
 
 
 class Clients:
-    """All requests of a run. What the store commits last reaches the client `tell_s` later."""
+    """All requests of a run; when they have ended, so has time. What the store commits last reaches
+    the client `tell_s` later."""
 
     def __init__(
         self,
@@ -62,7 +63,6 @@ class Clients:
         judge: Judge | None = None,
     ) -> None:
         self.served = {a.request_id: Served(a) for a in workload}
-        self.n_open = 0
         self.n_ended = 0
         self._coming = iter(workload)
         self._unanswered: set[str] = set()
@@ -104,7 +104,6 @@ class Clients:
             self._timeline.at(arrival.at_s, self._arrive, arrival)
 
     def _arrive(self, arrival: Arrival) -> None:
-        self.n_open += 1
         self._unanswered.add(arrival.request_id)
         self._store.new(self._record(arrival))
         self._ask(arrival)
@@ -120,8 +119,9 @@ class Clients:
         if served.outcome == "unfinished":
             served.outcome = outcome
             served.ended_at = self._timeline.now + tell_s
-            self.n_open -= 1
             self.n_ended += 1
+            if self.all_ended():
+                self._timeline.stop()
         return served
 
     def _record(self, arrival: Arrival) -> NewRequest:

@@ -4,7 +4,7 @@ leaves what a step does to a step source. Computes nothing; a test holds the two
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 
 from dilaserve.messages import CacheMode, FinishReason
@@ -36,10 +36,13 @@ class _Sequence:
     n_pages: int = 0
     cached_block: int | None = None
     last_pass: int = 0
+    n_tokens: int = field(init=False)
+    n_block: int = field(init=False)
+    """Positions of the block."""
 
-    @property
-    def n_tokens(self) -> int:
-        return self.n_prompt + self.n_output
+    def __post_init__(self) -> None:
+        self.n_tokens = self.n_prompt + self.n_output
+        self.n_block = self._block_size()
 
     def may_run(self) -> bool:
         credit = self.credit
@@ -49,21 +52,15 @@ class _Sequence:
             and (credit.until_step is None or self.step < credit.until_step)
         )
 
-    def block_size(self) -> int:
-        return min(self.block_length, self.n_output - self.block * self.block_length)
-
     def next_row(self, cache_mode: CacheMode) -> Row:
         kind: RowKind = "recompute"
-        n_tokens = self.n_prompt + self.n_output
+        n_tokens = self.n_tokens
         if cache_mode != "none":
             if self.cached_block == self.block:
                 kind = "cache"
-                n_tokens = (
-                    self.block_size()
-                    if cache_mode == "dual"
-                    else self.n_output - self.block * self.block_length
-                )
-            elif self.n_block_masked < self.block_size():
+                is_dual = cache_mode == "dual"
+                n_tokens = self.n_block if is_dual else self.n_output - self.block_start()
+            elif self.n_block_masked < self.n_block:
                 kind = "rebuild"
         return Row(self, kind, n_tokens, self.block)
 
@@ -73,7 +70,13 @@ class _Sequence:
         self.n_block_masked = step.n_block_masked
         if step.n_block_masked == 0 and step.finish_reason is None:
             self.block += 1
-            self.n_block_masked = self.block_size()
+            self.n_block = self.n_block_masked = self._block_size()
+
+    def block_start(self) -> int:
+        return self.block * self.block_length
+
+    def _block_size(self) -> int:
+        return min(self.block_length, self.n_output - self.block_start())
 
 
 @dataclass(slots=True, eq=False)
@@ -93,6 +96,7 @@ class VirtualPlan:
 
     rows: list[Row]
     n_tokens: int
+    n_rebuilds: int
 
 
 class VirtualEngine:
@@ -172,18 +176,21 @@ class VirtualEngine:
     def plan(self) -> VirtualPlan | None:
         """See Engine.plan. The thresholds of the pass are fixed from now on."""
         rows: list[Row] = []
-        n_left = self._max_batch_tokens
+        n_left, n_rebuilds = self._max_batch_tokens, 0
         for sequence in self._ready():
             row = sequence.next_row(self._cache_mode)
             if row.n_tokens <= n_left:
-                self._take_pages(sequence)
+                if not sequence.n_pages:
+                    self._take_pages(sequence)
                 rows.append(row)
                 n_left -= row.n_tokens
+                n_rebuilds += row.kind == "rebuild"
                 sequence.course.plan(row.kind, sequence.credit.threshold)
         if not rows:
             return None
-        rows.sort(key=_shape_of)
-        return VirtualPlan(rows, self._max_batch_tokens - n_left)
+        if len(rows) > 1:
+            rows.sort(key=_shape_of)
+        return VirtualPlan(rows, self._max_batch_tokens - n_left, n_rebuilds)
 
     def unmask(self, plan: VirtualPlan) -> list[StepOutput]:
         """See Engine.unmask: the steps of all rows but those that only rebuilt a cache."""
@@ -206,10 +213,11 @@ class VirtualEngine:
     def _ready(self) -> list[_Sequence]:
         """See Engine._ready."""
         runnable = [sequence for sequence in self._sequences.values() if sequence.may_run()]
-        runnable.sort(key=_last_pass_of)
+        if len(runnable) > 1:
+            runnable.sort(key=_last_pass_of)
         ready, n_free = [], self._n_free_pages
         for sequence in runnable:
-            n_wanted = self._n_pages_wanted(sequence)
+            n_wanted = 0 if sequence.n_pages else self._n_pages_wanted(sequence)
             if n_wanted <= n_free:
                 n_free -= n_wanted
                 ready.append(sequence)
@@ -218,9 +226,7 @@ class VirtualEngine:
         return ready
 
     def _n_pages_wanted(self, sequence: _Sequence) -> int:
-        if self._cache_mode == "none" or sequence.n_pages:
-            return 0
-        return -(-sequence.n_tokens // PAGE_TOKENS)
+        return 0 if self._cache_mode == "none" else -(-sequence.n_tokens // PAGE_TOKENS)
 
     def _take_pages(self, sequence: _Sequence) -> None:
         n_wanted = self._n_pages_wanted(sequence)
@@ -233,8 +239,7 @@ class VirtualEngine:
 
 
 def _shape_of(row: Row) -> tuple[int, int]:
-    sequence = row.sequence
-    return row.n_tokens, sequence.n_prompt + sequence.n_output
+    return row.n_tokens, row.sequence.n_tokens
 
 
 _last_pass_of = attrgetter("last_pass")

@@ -32,7 +32,7 @@ class Measurements:
         """By number, from 0; only those in which a pass ended."""
         self.n_steps = self.n_tokens = 0
         self.threshold_sum = self.token_threshold_sum = 0.0
-        self.kinds: Counter[str] = Counter()
+        self.n_recompute = self.n_cache = 0
         self.moves: Counter[str] = Counter()
         """Changes of owner by cause, as asked of the store."""
         self.n_passes = self.n_rows = self.n_rebuilds = self.n_computed = 0
@@ -55,11 +55,11 @@ class Measurements:
         self.n_tokens += n_tokens
         self.threshold_sum += threshold_sum
         self.token_threshold_sum += token_threshold_sum
-        self.kinds["cache"] += n_cache
-        self.kinds["recompute"] += len(steps) - n_cache
+        self.n_cache += n_cache
+        self.n_recompute += len(steps) - n_cache
         self.n_passes += 1
         self.n_rows += len(plan.rows)
-        self.n_rebuilds += sum(row.kind == "rebuild" for row in plan.rows)
+        self.n_rebuilds += plan.n_rebuilds
         self.n_computed += plan.n_tokens
         slot = self._slot()
         slot.n_steps += len(steps)

@@ -32,7 +32,15 @@ from dilaserve_scheduler.core import CoreSettings
 from dilaserve_scheduler.core.policy import Policy
 from dilaserve_scheduler.policies import PolicyOptions, build_policy
 
-__all__ = ["Plan", "SimulateOptions", "core_settings", "make_plan", "recorded_source"]
+__all__ = [
+    "Plan",
+    "SimulateOptions",
+    "core_settings",
+    "make_plan",
+    "make_policy",
+    "recorded_source",
+    "stand_in",
+]
 
 NOBODY_REFUSED = 10**9
 """Queue limit: overload is to show as missed SLOs, not as refusals."""
@@ -94,17 +102,17 @@ def make_plan(options: SimulateOptions, environ: Mapping[str, str]) -> Plan:
     scenario = Scenario(
         cluster=spec,
         profiles=profiles,
-        policy=lambda: _policy(options, profiles),
+        policy=lambda: make_policy(options, profiles),
         source=lambda workload: recorded_source(table, workload),
         core=core_settings(spec.heartbeat_s, options.run_ahead),
         faults=[parse_fault(text, spec.n_instances) for text in options.faults],
         horizon_s=options.horizon_s if options.horizon_s is not None else float("inf"),
     )
-    _policy(options, profiles)  # so that an unknown one is found now
+    make_policy(options, profiles)  # so that an unknown one is found now
     if options.source == "model":
         return _with_model(options, environ, scenario)
     if options.predictor_error >= 0:
-        scenario = replace(scenario, adviser=lambda workload: _stand_in(table, workload, options))
+        scenario = replace(scenario, adviser=lambda workload: stand_in(table, workload, options))
     return Plan(scenario, _workloads(options, spec, len(table.rows)))
 
 
@@ -124,7 +132,8 @@ def core_settings(heartbeat_s: float, run_ahead: int | None) -> CoreSettings:
     )
 
 
-def _policy(options: SimulateOptions, profiles: ProfileSet) -> Policy:
+def make_policy(options: SimulateOptions, profiles: ProfileSet) -> Policy:
+    """A fresh policy. Raises SettingsError for an unknown one."""
     return build_policy(
         options.policy,
         PolicyOptions(
@@ -136,7 +145,8 @@ def _policy(options: SimulateOptions, profiles: ProfileSet) -> Policy:
     )
 
 
-def _stand_in(table: StepTable, workload: Workload, options: SimulateOptions) -> StandIn:
+def stand_in(table: StepTable, workload: Workload, options: SimulateOptions) -> StandIn:
+    """The predictor of a run with recorded steps."""
     rows = {arrival.request_id: arrival.case for arrival in workload}
     return StandIn(table, rows.__getitem__, wmape=options.predictor_error)
 

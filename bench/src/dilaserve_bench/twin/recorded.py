@@ -67,12 +67,13 @@ class RecordedSource:
     def __init__(self, table: StepTable, row_of: Callable[[str], int]) -> None:
         self._table = table
         self._row_of = row_of
-        self._committed: dict[str, float] = {}
+        self.committed: dict[str, float] = {}
+        """Tokens, with their fraction, by request that is under way."""
         self._strides: dict[tuple[int, int, int], dict[float, float]] = {}
 
     def begin(self, request: EngineRequest) -> RecordedCourse:
         """See StepSource."""
-        advanced = self._committed[request.request_id] if request.step else 0.0
+        advanced = self.committed[request.request_id] if request.step else 0.0
         return RecordedCourse(self, request, advanced)
 
     def strides(self, request: EngineRequest) -> dict[float, float]:
@@ -86,24 +87,21 @@ class RecordedSource:
         n_blocks = -(-spec.n_output // spec.block_length)
         return spec.n_output / self._table.steps(row, threshold, spec.n_output, n_blocks)
 
-    def committed(self, request_id: str, advanced: float, *, finished: bool) -> None:
-        """Remember how far a request got."""
-        if finished:
-            self._committed.pop(request_id, None)
-        else:
-            self._committed[request_id] = advanced
-
 
 class RecordedCourse:
     """See Course. `_advanced` is in tokens, with its fraction."""
 
     __slots__ = (
         "_advanced",
+        "_block",
         "_block_end",
+        "_block_length",
         "_finish_reason",
         "_kind",
+        "_n_output",
         "_n_unmasked",
         "_request",
+        "_request_id",
         "_source",
         "_step",
         "_strides",
@@ -113,14 +111,16 @@ class RecordedCourse:
     def __init__(self, source: RecordedSource, request: EngineRequest, advanced: float) -> None:
         self._source = source
         self._request = request
+        self._request_id = request.request_id
+        self._n_output, self._block_length = len(request.canvas), request.spec.block_length
         self._strides = source.strides(request)
         self._advanced = advanced
         self._step = request.step
-        self._n_unmasked = len(request.canvas) - request.canvas.count(MASKED)
-        self._block_end = self._end_of_block()
+        self._n_unmasked = self._n_output - request.canvas.count(MASKED)
         self._finish_reason: FinishReason | None = None
         self._kind: RowKind = "recompute"
         self._threshold = 0.0
+        self._enter_block(self._n_unmasked // self._block_length)
 
     def plan(self, kind: RowKind, threshold: float) -> None:
         """See Course."""
@@ -136,14 +136,13 @@ class RecordedCourse:
             stride = self._strides[threshold] = self._source.stride(self._request, threshold)
         self._advanced += stride
         self._step += 1
-        before, end = self._n_unmasked, self._block_end
+        block, before, end = self._block, self._n_unmasked, self._block_end
         self._n_unmasked = reached = min(int(self._advanced + _EPSILON), end)
-        block = before // self._request.spec.block_length
         if reached == end:
             self._end_block()
         n_new = reached - before
         return StepOutput(
-            request_id=self._request.request_id,
+            request_id=self._request_id,
             step=self._step,
             block=block,
             kind=kind,
@@ -159,21 +158,23 @@ class RecordedCourse:
 
     def committed(self) -> None:
         """See Course."""
-        finished = self._finish_reason is not None
-        self._source.committed(self._request.request_id, self._advanced, finished=finished)
+        if self._finish_reason is None:
+            self._source.committed[self._request_id] = self._advanced
+        else:
+            self._source.committed.pop(self._request_id, None)
 
     def end(self) -> None:
         """See Course."""
 
     def _end_block(self) -> None:
-        if self._n_unmasked == self._request.spec.n_output:
+        if self._n_unmasked == self._n_output:
             self._finish_reason = "length"
-        self._block_end = self._end_of_block()
+        else:
+            self._enter_block(self._block + 1)
 
-    def _end_of_block(self) -> int:
-        spec = self._request.spec
-        block = self._n_unmasked // spec.block_length
-        return min((block + 1) * spec.block_length, spec.n_output)
+    def _enter_block(self, block: int) -> None:
+        self._block = block
+        self._block_end = min((block + 1) * self._block_length, self._n_output)
 
 
 def _interpolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:

@@ -14,32 +14,26 @@ from dilaserve_bench.twin.workload import Workloads
 
 __all__ = ["Watch", "run_seeds", "watching"]
 
-EVENTS_PER_LOOK = 2048
-
 
 class Watch:
     """Shows progress, and passes on the wish to stop."""
 
     def __init__(self, progress: Progress) -> None:
         self.is_stopped = False
-        """Whether the run under way is to end after its next event, and no other to begin."""
+        """Whether the run under way is to be broken off, and no other to begin."""
         self._progress = progress
 
     @contextmanager
     def follow(self, simulation: Simulation, title: str) -> Iterator[Callable[[], bool]]:
-        """Show this run. What is given says whether to break it off; call it after every event."""
+        """Show this run whenever what is given is called; it says whether to break the run off."""
         clients = simulation.clients
         task = self._progress.add_task(title, total=len(clients.served))
-        n_events = 0
 
-        def is_stopped() -> bool:
-            nonlocal n_events
-            n_events += 1
-            if n_events % EVENTS_PER_LOOK == 0:
-                self._progress.update(task, completed=clients.n_ended)
+        def look() -> bool:
+            self._progress.update(task, completed=clients.n_ended)
             return self.is_stopped
 
-        yield is_stopped
+        yield look
         self._progress.remove_task(task)
 
 
@@ -80,5 +74,5 @@ def run_seeds(
         if watch.is_stopped:
             return
         simulation = Simulation(scenario, workloads(seed), seed, timer=timer)
-        with watch.follow(simulation, f"{title}, seed {seed}") as is_stopped:
-            yield simulation.run(is_stopped)
+        with watch.follow(simulation, f"{title}, seed {seed}") as look:
+            yield simulation.run(look)

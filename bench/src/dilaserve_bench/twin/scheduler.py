@@ -146,7 +146,13 @@ class VirtualScheduler:
     def _feed(self, event: Event) -> None:
         core, now = self.core, self._timeline.now
         assert core is not None
-        self._execute(core, self._timed(lambda: core.handle(now, event)))
+        if self._timer is None:
+            effects = core.handle(now, event)
+        else:
+            started = self._timer()
+            effects = core.handle(now, event)
+            self.core_seconds.append(self._timer() - started)
+        self._execute(core, effects)
 
     def _tick(self, time_s: float) -> None:
         core, now = self.core, self._timeline.now
@@ -156,15 +162,7 @@ class VirtualScheduler:
             self._timeline.at(self._paused_until, self._tick, time_s)
             return
         self._tick_at = None
-        self._execute(core, self._timed(lambda: core.tick(now)))
-
-    def _timed(self, decide: Callable[[], list[Effect]]) -> list[Effect]:
-        if self._timer is None:
-            return decide()
-        started = self._timer()
-        effects = decide()
-        self.core_seconds.append(self._timer() - started)
-        return effects
+        self._execute(core, core.tick(now))
 
     def _execute(self, core: Core, effects: list[Effect]) -> None:
         for effect in effects:

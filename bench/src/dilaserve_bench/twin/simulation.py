@@ -122,16 +122,14 @@ class Simulation:
         )
 
     def run(self, interrupted: Callable[[], bool] = lambda: False) -> Run:
-        """Until every request has ended, or `interrupted()` holds after an event."""
+        """Until every request has ended, or `interrupted()` when it is asked."""
         started = self._timer()
         self.scheduler.start()
         self.cluster.start_all()
         self.clients.start()
         for fault in self._scenario.faults:
             self.timeline.at(fault.at_s, self._happen, fault)
-        self.timeline.run(
-            lambda: self.clients.all_ended() or interrupted(), horizon_s=self._scenario.horizon_s
-        )
+        self.timeline.run(horizon_s=self._scenario.horizon_s, interrupted=interrupted)
         return Run(
             seed=self._seed,
             served=list(self.clients.served.values()),

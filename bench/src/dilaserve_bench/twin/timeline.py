@@ -9,6 +9,8 @@ from typing import Any
 
 __all__ = ["Timeline"]
 
+EVENTS_PER_LOOK = 1024
+
 
 class Timeline:
     """A clock that stands still while something happens, and then jumps to what comes next.
@@ -20,6 +22,7 @@ class Timeline:
     def __init__(self) -> None:
         self.now = 0.0
         self.n_events = 0
+        self._is_stopped = False
         self._queue: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._numbers = itertools.count()
 
@@ -33,13 +36,18 @@ class Timeline:
         """Have `action(argument)` happen `delay_s` from now."""
         heapq.heappush(self._queue, (self.now + delay_s, next(self._numbers), action, argument))
 
-    def run(self, until: Callable[[], bool], *, horizon_s: float) -> None:
-        """Let time pass until `until()` holds after something has happened, nothing is left to
-        happen, or it would be later than `horizon_s`."""
+    def run(self, *, horizon_s: float, interrupted: Callable[[], bool]) -> None:
+        """Let time pass until `stop` is called, nothing is left to happen, or it would be later
+        than `horizon_s`. Now and then it is asked whether to break off."""
         queue = self._queue
-        while queue and queue[0][0] <= horizon_s:
+        self._is_stopped = False
+        while queue and queue[0][0] <= horizon_s and not self._is_stopped:
             self.now, _, action, argument = heapq.heappop(queue)
-            self.n_events += 1
             action(argument)
-            if until():
+            self.n_events += 1
+            if self.n_events % EVENTS_PER_LOOK == 0 and interrupted():
                 return
+
+    def stop(self) -> None:
+        """Let nothing happen after what happens now."""
+        self._is_stopped = True

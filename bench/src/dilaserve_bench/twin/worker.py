@@ -188,7 +188,7 @@ class VirtualWorker:
             batch=self._batch,
             latency_ms=seconds * 1000,
             n_tokens=plan.n_tokens,
-            n_rebuilds=len(plan.rows) - len(outputs),
+            n_rebuilds=plan.n_rebuilds,
             items=items,
         )
         self._send(result, self._store_s if items else 0.0)
