@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import msgspec
+import torch
 
 from dilaserve.store import Store
-from dilaserve.store.records import Delta, RequestRecord
+from dilaserve.store.records import RequestRecord
 from dilaserve.store.redis import connect_redis
 from dilaserve.supervisor.stack import Stack
+from dilaserve_bench.tiny.tasks import LONG_CHAINS, held_out_problem
 from dilaserve_gpu_worker.engine.alone import engine_for_one
-from dilaserve_gpu_worker.models.model import Model
 from dilaserve_gpu_worker.replay import RecordedStep, ReplayReport, reproduce
 from dilaserve_gpu_worker.weights import load_model
 
@@ -37,29 +39,41 @@ class Streamed:
 
 
 def bodies() -> list[dict[str, object]]:
-    """Requests of one to eight blocks, every third sampled at temperature 1; all with a seed, so
-    that a fixed threshold leaves their texts nothing to depend on."""
-    return [
-        {
-            "model": MODEL.name,
-            "prompt": f"{i} + {7 * i} =",
-            "max_tokens": 32 * (1 + i % 8),
-            "temperature": 1.0 if i % 3 == 0 else 0.0,
-            "seed": 1000 + i,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        for i in range(N_STREAMS)
-    ]
+    """Chains of one, two and three blocks, every third sampled at temperature 1; all with a seed,
+    so that a fixed threshold leaves their texts nothing to depend on."""
+    return [_body(i) for i in range(N_STREAMS)]
 
 
-async def stream_all(stack: Stack) -> list[Streamed]:
-    """Run all streams at once. Raises AssertionError for one that ends without a finish."""
+def _body(index: int) -> dict[str, object]:
+    length = 32 * (3 - index % 3)
+    problem = held_out_problem("total" if index % 2 else "walk", length, 7, index, LONG_CHAINS)
+    return {
+        "model": MODEL.name,
+        "messages": [{"role": "user", "content": problem.prompt}],
+        "max_tokens": length,
+        "temperature": 1.0 if index % 3 == 0 else 0.0,
+        "seed": 1000 + index,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+async def stream_all(
+    stack: Stack, *, n_events: int | None = None, then: Callable[[], None] = lambda: None
+) -> list[Streamed]:
+    """Run all streams at once, and call `then` at the `n_events`-th event of all of them together.
+    Raises AssertionError for a stream that ends without a finish."""
+    seen = itertools.count(1)
+
+    def count() -> None:
+        if next(seen) == n_events:
+            then()
+
     limits = httpx.Limits(max_connections=None)
     url = stack.endpoints.gateway_url
     async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as client:
-        return list(await asyncio.gather(*(_stream(client, body) for body in bodies())))
+        return list(await asyncio.gather(*(_stream(client, body, count) for body in bodies())))
 
 
 async def load_records(stack: Stack, streams: Sequence[Streamed]) -> list[RequestRecord]:
@@ -71,27 +85,38 @@ async def load_records(stack: Stack, streams: Sequence[Streamed]) -> list[Reques
     return found
 
 
-async def replays(stack: Stack, streams: Sequence[Streamed]) -> list[ReplayReport]:
-    """Denoise every stream again, alone, from what the store says of it."""
-    records = await load_records(stack, streams)
-    async with _store(stack) as store:
-        histories = [await store.deltas(stream.request_id) for stream in streams]
-    model = load_model(MODEL)
-    return [
-        _replay(model, record, deltas) for record, deltas in zip(records, histories, strict=True)
-    ]
+class Replayer:
+    """Denoises streams again, alone, from what the store says of them. A history seen before is
+    not denoised twice: `reproduce` is a pure function of it."""
 
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        self._model = load_model(MODEL)
+        self._reports: dict[bytes, ReplayReport] = {}
 
-def _replay(model: Model, record: RequestRecord, deltas: list[Delta]) -> ReplayReport:
-    prompt, spec = record.request.prompt, record.request.spec
-    n_tokens = len(prompt) + spec.n_output
-    return reproduce(
-        lambda: engine_for_one(model, cache_mode="dual", n_tokens=n_tokens),
-        prompt,
-        spec,
-        msgspec.convert(deltas, list[RecordedStep], from_attributes=True),
-        record.canvas,
-    )
+    async def replay(self, stack: Stack, streams: Sequence[Streamed]) -> list[ReplayReport]:
+        """One report per stream."""
+        records = await load_records(stack, streams)
+        async with _store(stack) as store:
+            histories = [await store.deltas(stream.request_id) for stream in streams]
+        return [
+            self._replay(record, msgspec.convert(deltas, list[RecordedStep], from_attributes=True))
+            for record, deltas in zip(records, histories, strict=True)
+        ]
+
+    def _replay(self, record: RequestRecord, steps: list[RecordedStep]) -> ReplayReport:
+        prompt, spec = record.request.prompt, record.request.spec
+        key = msgspec.json.encode((prompt, spec, steps, record.canvas))
+        if key not in self._reports:
+            n_tokens = len(prompt) + spec.n_output
+            self._reports[key] = reproduce(
+                lambda: engine_for_one(self._model, cache_mode="dual", n_tokens=n_tokens),
+                prompt,
+                spec,
+                steps,
+                record.canvas,
+            )
+        return self._reports[key]
 
 
 @asynccontextmanager
@@ -103,9 +128,11 @@ async def _store(stack: Stack) -> AsyncIterator[Store]:
         await store.close()
 
 
-async def _stream(client: httpx.AsyncClient, body: Mapping[str, object]) -> Streamed:
+async def _stream(
+    client: httpx.AsyncClient, body: Mapping[str, object], count: Callable[[], None]
+) -> Streamed:
     text, finish_reason, n_tokens, request_id = "", "", 0, ""
-    async with client.stream("POST", "/v1/completions", json=body) as answer:
+    async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
         request_id = answer.headers["x-request-id"]
         async for line in answer.aiter_lines():
             if not line.startswith("data: ") or line == f"data: {DONE}":
@@ -113,7 +140,8 @@ async def _stream(client: httpx.AsyncClient, body: Mapping[str, object]) -> Stre
             event = json.loads(line.removeprefix("data: "))
             assert "error" not in event, event
             for choice in event["choices"]:
-                text += choice["text"]
+                text += choice["delta"].get("content") or ""
+                count()
                 finish_reason = choice["finish_reason"] or finish_reason
             n_tokens = (event.get("usage") or {}).get("completion_tokens", n_tokens)
     assert finish_reason == "length", (request_id, text, finish_reason)
