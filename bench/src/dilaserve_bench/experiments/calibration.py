@@ -23,13 +23,14 @@ from dilaserve_bench.experiments.document import Document, Row
 from dilaserve_bench.experiments.gsm8k import N_REQUESTS, Gsm8k
 from dilaserve_bench.twin.runner import watching
 
-__all__ = ["calibrate", "crossing", "fit_overhead", "solve"]
+__all__ = ["as_lines", "calibrate", "crossing", "fit_overhead", "solve"]
 
 FITTED_POLICY = "infaas"
 FITTED_RATE = 1.687
 OVERHEADS = (1.0, 2.5)
 TOLERANCE = 0.004
 """Of the attainment: five requests of 1,319."""
+FAR = 64.0
 CROSSED = 0.75
 SEEDS = 8
 QUICK_SEEDS = 2
@@ -81,8 +82,12 @@ def solve(
     f: Callable[[float], float | None], low: float, high: float, *, tolerance: float
 ) -> float | None:
     """Where a falling function is 0, within `tolerance` of its value, by regula falsi (Illinois).
-    None when `f` gives None. ValueError when there is no change of sign."""
+    `high` is moved on until `f` is not above 0 there. None when `f` gives None; ValueError when
+    `f` is below 0 at `low`, or nowhere near."""
     f_low, f_high = f(low), f(high)
+    while f_high is not None and f_high > 0 and high < FAR * low:
+        high *= 2
+        f_high = f(high)
     if f_low is None or f_high is None:
         return None
     if not f_low >= 0 >= f_high:
@@ -142,7 +147,7 @@ def _published_at(row: Row, curves: PublishedCurves) -> float | None:
     return values[points.index((row.rate, row.slo_s))]
 
 
-def _lines(document: Document) -> list[str]:
+def as_lines(document: Document) -> list[str]:
     """For people: ours, published, and the difference in points."""
     curves = gsm8k_curves()
     found = document.found
@@ -185,7 +190,7 @@ def main() -> None:
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(document), indent=1).decode())
     else:
-        print("\n".join(_lines(document)))
+        print("\n".join(as_lines(document)))
 
 
 def _arguments() -> argparse.Namespace:
