@@ -46,7 +46,7 @@ def bodies() -> list[dict[str, object]]:
 
 def _body(index: int) -> dict[str, object]:
     length = 32 * (3 - index % 3)
-    problem = held_out_problem("total" if index % 2 else "walk", length, 7, index, LONG_CHAINS)
+    problem = held_out_problem("total" if index % 4 < 2 else "walk", length, 7, index, LONG_CHAINS)
     return {
         "model": MODEL.name,
         "messages": [{"role": "user", "content": problem.prompt}],

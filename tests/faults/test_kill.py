@@ -32,9 +32,9 @@ N_EVENTS = 200
 """Events of all streams together within which a worker is killed; a run has over twice as many."""
 WORKER_POINTS: tuple[tuple[CrashPoint, int], ...] = (
     ("worker.command_in_flight", 6),
-    ("worker.before_forward", 20),
-    ("worker.after_forward", 20),
-    ("worker.after_commit", 20),
+    ("worker.before_forward", 12),
+    ("worker.after_forward", 12),
+    ("worker.after_commit", 12),
 )
 """Where, and at which time of passing there; warm-up and probe pass a few times before."""
 
