@@ -132,20 +132,31 @@ def folder(make_folder: MakeFolder) -> Path:
     return folder
 
 
-def serve(url: str, model: LLaDA, cache_mode: CacheMode = "dual", *, falsify: int = 0) -> str:
-    """Commit the steps of a request as a worker would, with the tokens of one step `falsify`d."""
+def serve(
+    url: str,
+    model: LLaDA,
+    cache_mode: CacheMode = "dual",
+    *,
+    falsify: int = 0,
+    mode_of_last: CacheMode | None = None,
+) -> str:
+    """Commit the steps of a request as a worker would, with the tokens of one step `falsify`d, or
+    the last one said to be of another cache mode."""
     engine = engine_for_one(model, cache_mode=cache_mode, n_tokens=27)
     engine.add(fresh_request(PROMPT, SPEC, Credit(0.8, 99)))
     steps = []
     while (output := engine.step()) is not None:
         steps += output.steps
-    return asyncio.run(_store_steps(url, steps, falsify))
+    modes = [cache_mode] * (len(steps) - 1) + [mode_of_last or cache_mode]
+    return asyncio.run(_store_steps(url, steps, modes, falsify))
 
 
-async def _store_steps(url: str, steps: list[StepOutput], falsify: int) -> str:
+async def _store_steps(
+    url: str, steps: list[StepOutput], modes: list[CacheMode], falsify: int
+) -> str:
     store = await connect_redis(url)
     request_id = await admitted(store, prompt=PROMPT, spec=SPEC)
-    for step in steps:
+    for step, cache_mode in zip(steps, modes, strict=True):
         tokens = [t ^ 1 for t in step.tokens] if step.step == falsify else step.tokens
         commit = step_of(
             request_id,
@@ -154,6 +165,7 @@ async def _store_steps(url: str, steps: list[StepOutput], falsify: int) -> str:
             kind=step.kind,
             block=step.block,
             threshold=step.threshold,
+            cache_mode=cache_mode,
             finish_reason=step.finish_reason,
         )
         assert await store.commit([commit]) == ["committed"]
@@ -185,15 +197,22 @@ def test_replay_tells_the_first_difference(redis_url: str, folder: Path) -> None
     assert json.loads(result.stdout)["difference"]["step"] == 3
 
 
-def test_replay_needs_the_cache_mode_of_the_worker(
-    redis_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("cache_mode", ["none", "prefix"])
+def test_replay_takes_the_cache_mode_of_the_record(
+    redis_url: str, folder: Path, cache_mode: CacheMode
 ) -> None:
-    request_id = serve(redis_url, load_model(folder), "prefix")
+    request_id = serve(redis_url, load_model(folder), cache_mode)
     options = [request_id, "--model", folder, "--redis-url", redis_url]
-    assert invoke(replay, *options, "--cache", "none").exit_code == 1
-    assert invoke(replay, *options, "--cache", "prefix").exit_code == 0
-    monkeypatch.setenv("DILASERVE_CACHE_MODE", "prefix")
-    assert invoke(replay, *options).exit_code == 0
+    result = invoke(replay, *options)
+    assert result.exit_code == 0, result.output
+
+
+def test_replay_refuses_a_record_of_several_cache_modes(redis_url: str, folder: Path) -> None:
+    request_id = serve(redis_url, load_model(folder), "dual", mode_of_last="prefix")
+    options = [request_id, "--model", folder, "--redis-url", redis_url]
+    result = invoke(replay, *options)
+    assert isinstance(result.exception, InvalidRequestError)
+    assert "cache modes dual, prefix" in str(result.exception)
 
 
 def test_replay_of_an_unknown_request(redis_url: str, folder: Path) -> None:

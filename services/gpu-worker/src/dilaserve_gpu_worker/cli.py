@@ -81,10 +81,6 @@ def replay(
     redis_url: Annotated[
         str | None, typer.Option(help="Store to read; default: that of the stack here.")
     ] = None,
-    cache: Annotated[
-        CacheMode,
-        typer.Option(envvar="DILASERVE_CACHE_MODE", help="Cache mode that it was served with."),
-    ] = "dual",
     device: Device = "auto",
     dtype: Dtype = "auto",
     as_json: AsJson = False,
@@ -92,6 +88,7 @@ def replay(
     """Denoise a served request again from its record; exit code 1 if the text differs."""
     url = redis_url or find_addresses(os.environ).redis_url
     record, deltas = asyncio.run(_load(url, request_id))
+    cache_mode = _only_cache_mode(deltas)
     from dilaserve_gpu_worker.device import choose_device, choose_dtype
     from dilaserve_gpu_worker.engine.alone import engine_for_one
     from dilaserve_gpu_worker.replay import RecordedStep, reproduce
@@ -103,7 +100,7 @@ def replay(
     prompt, spec = record.request.prompt, record.request.spec
     n_tokens = len(prompt) + spec.n_output
     report = reproduce(
-        lambda: engine_for_one(loaded, cache_mode=cache, n_tokens=n_tokens),
+        lambda: engine_for_one(loaded, cache_mode=cache_mode, n_tokens=n_tokens),
         prompt,
         spec,
         msgspec.convert(deltas, list[RecordedStep], from_attributes=True),
@@ -115,6 +112,16 @@ def replay(
         typer.echo("\n".join(_report_lines(request_id, record, report)))
     if not report.agrees:
         raise typer.Exit(1)
+
+
+def _only_cache_mode(deltas: list[Delta]) -> CacheMode:
+    modes = {delta.cache_mode for delta in deltas}
+    if len(modes) > 1:
+        raise InvalidRequestError(
+            f"it was served in the cache modes {', '.join(sorted(modes))} in turn, and cannot be "
+            "replayed by one engine; give all workers one DILASERVE_CACHE_MODE"
+        )
+    return modes.pop() if modes else "dual"
 
 
 def _parse_ids(text: str) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from dilaserve.messages import CommitOutcome
+from dilaserve.messages import CommitOutcome, InstanceInfo
 from dilaserve.store import Store
 from dilaserve.store.records import Commit
 from dilaserve_gpu_worker.holdings import Unanswered
@@ -22,13 +22,13 @@ class Committer:
         self,
         store: Store,
         *,
-        worker: str,
+        info: InstanceInfo,
         metrics: WorkerMetrics,
         clock: Callable[[], float],
         give_up: asyncio.Event,
     ) -> None:
         self._store = store
-        self._worker = worker
+        self._info = info
         self._metrics = metrics
         self._clock = clock
         self._give_up = give_up
@@ -72,12 +72,13 @@ class Committer:
             block=output.block,
             kind=output.kind,
             threshold=output.threshold,
-            worker=self._worker,
+            worker=self._info.instance_id,
             latency_ms=latency_ms,
             positions=output.positions,
             tokens=output.tokens,
             confidences=output.confidences,
             stats=output.stats,
+            cache_mode=self._info.cache_mode,
             finish_reason=output.finish_reason,
             canvas=canvas,
         )

@@ -82,7 +82,7 @@ class WorkerService(Generic[PlanT, LogitsT]):
         )
         self._committer = Committer(
             store,
-            worker=info.instance_id,
+            info=info,
             metrics=self._metrics,
             clock=clock,
             give_up=self._give_up,

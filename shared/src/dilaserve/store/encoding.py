@@ -62,6 +62,7 @@ def commit_arguments(commit: Commit) -> list[Field]:
         pack_tokens(commit.positions),
         pack_tokens(commit.tokens),
         pack_tokens(commit.canvas) if commit.canvas is not None else b"",
+        commit.cache_mode,
     ]
 
 
@@ -99,6 +100,7 @@ def to_record(fields: Mapping[bytes, bytes]) -> RequestRecord:
 def to_delta(fields: Mapping[bytes, bytes]) -> Delta:
     """The step in a stream entry."""
     kind: Any = fields[b"kind"].decode()
+    cache_mode: Any = fields[b"cache_mode"].decode()
     finish_reason: Any = fields[b"finish_reason"].decode() or None
     return Delta(
         step=int(fields[b"step"]),
@@ -111,6 +113,7 @@ def to_delta(fields: Mapping[bytes, bytes]) -> Delta:
         positions=_to_ints(fields[b"positions"]),
         tokens=_to_ints(fields[b"tokens"]),
         confidences=_to_floats(fields[b"confidences"]),
+        cache_mode=cache_mode,
         finish_reason=finish_reason,
     )
 

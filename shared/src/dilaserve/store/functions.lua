@@ -148,6 +148,7 @@ local function commit(keys, args)
   local positions, tokens, confidences = args[10], args[11], args[12]
   local finish_reason, stats = args[13], args[14]
   local packed_positions, packed_tokens, canvas = args[15], args[16], args[17]
+  local cache_mode = args[18]
 
   local stored = redis.call('HMGET', record, 'state', 'epoch', 'step', 'canvas')
   local state, stored_step, stored_canvas = stored[1], tonumber(stored[3] or '0'), stored[4]
@@ -172,7 +173,7 @@ local function commit(keys, args)
   redis.call('XADD', stream, step .. '-1', 'step', step, 'epoch', epoch, 'block', block,
     'kind', kind, 'threshold', threshold, 'worker', worker, 'latency_ms', latency_ms,
     'positions', positions, 'tokens', tokens, 'confidences', confidences,
-    'finish_reason', finish_reason)
+    'cache_mode', cache_mode, 'finish_reason', finish_reason)
   if finish_reason ~= '' then
     finish(record, stream, active, id, retention_ms, 'state', 'done',
       'finish_reason', finish_reason)

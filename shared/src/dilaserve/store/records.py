@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from dilaserve.lifecycle import State
-from dilaserve.messages import CommitOutcome, ConfidenceStats, FinishReason, StepKind
+from dilaserve.messages import CacheMode, CommitOutcome, ConfidenceStats, FinishReason, StepKind
 
 __all__ = ["CommitOutcome"]
 
@@ -96,6 +96,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     tokens: list[int]
     confidences: list[float]
     stats: ConfidenceStats
+    cache_mode: CacheMode = "dual"
     finish_reason: FinishReason | None = None
     canvas: list[int] | None = None
     """The whole canvas after this step (MASKED where masked): sent again after a `gap`."""
@@ -115,6 +116,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     positions: list[int]
     tokens: list[int]
     confidences: list[float]
+    cache_mode: CacheMode = "dual"
     finish_reason: FinishReason | None = None
 
 

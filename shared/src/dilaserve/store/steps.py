@@ -66,6 +66,7 @@ def to_delta(commit: Commit, added: Unmasked) -> Delta:
         positions=added.positions,
         tokens=added.tokens,
         confidences=added.confidences,
+        cache_mode=commit.cache_mode,
         finish_reason=commit.finish_reason,
     )
 
