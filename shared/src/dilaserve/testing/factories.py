@@ -48,6 +48,7 @@ def step_of(request_id: str, step: int, tokens: dict[int, int], **changes: Any) 
         "threshold": 0.9,
         "worker": "w1",
         "latency_ms": 12.5,
+        "cache_mode": "prefix",
         "positions": list(tokens),
         "tokens": list(tokens.values()),
         "confidences": [0.91 + position / 1000 for position in tokens],
