@@ -19,33 +19,36 @@ from dilaserve_bench.tiny.layout import (
     prompt_tokens,
     vocabulary,
 )
-from dilaserve_bench.tiny.tasks import LONG_CHAINS, SERVED, TASKS, Difficulty, Problem
+from dilaserve_bench.tiny.tasks import ASKED, LONG_CHAINS, SERVED, TASKS, Difficulty, Problem
 
 CANVAS_LENGTHS = (32, 64, 96)
-FULL_LENGTH_SHARE = 0.75
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a stretch of the training draws: shares of tasks, canvas lengths and compact layouts."""
+    """What a stretch of the training draws: shares of tasks and canvas lengths, of layouts without
+    padding, and of answers that fill their canvas."""
 
     last_step: float
     tasks: dict[str, float]
     canvases: tuple[float, float, float]
     compact: float
+    full_length: float
     difficulty: Difficulty
 
 
 _LEARN = {"total": 0.27, "walk": 0.27, "add": 0.16, "fill": 0.16, "shift": 0.08, "echo": 0.06}
 _SERVE = {"total": 0.22, "walk": 0.22, "add": 0.20, "fill": 0.14, "shift": 0.11, "echo": 0.11}
 _FINISH = {"total": 0.17, "walk": 0.18, "add": 0.28, "fill": 0.06, "shift": 0.2, "echo": 0.11}
+_POLISH = {"total": 0.22, "walk": 0.16, "add": 0.2, "fill": 0.08, "shift": 0.2, "echo": 0.14}
 # One block first, then all lengths; long chains first, then the mix that is served; last, most
-# of what was learned least.
+# of what was learned least, and answers shorter than their canvas, as people ask for.
 STAGES = (
-    Stage(1500, _LEARN, (1.0, 0.0, 0.0), 0.9, LONG_CHAINS),
-    Stage(5000, _LEARN, (0.4, 0.3, 0.3), 0.5, LONG_CHAINS),
-    Stage(6250, _SERVE, (0.4, 0.3, 0.3), 0.7, SERVED),
-    Stage(math.inf, _FINISH, (0.4, 0.3, 0.3), 0.7, SERVED),
+    Stage(1500, _LEARN, (1.0, 0.0, 0.0), 0.9, 0.75, LONG_CHAINS),
+    Stage(5000, _LEARN, (0.4, 0.3, 0.3), 0.5, 0.75, LONG_CHAINS),
+    Stage(6250, _SERVE, (0.4, 0.3, 0.3), 0.7, 0.75, SERVED),
+    Stage(8000, _FINISH, (0.4, 0.3, 0.3), 0.7, 0.75, SERVED),
+    Stage(math.inf, _POLISH, (0.3, 0.3, 0.4), 0.4, 0.4, ASKED),
 )
 
 
@@ -105,12 +108,10 @@ def training_batch(
 def _problem(rng: np.random.Generator, stage: Stage, canvas_length: int) -> Problem:
     task = rng.choice(list(stage.tasks), p=list(stage.tasks.values()))
     length = canvas_length
-    if rng.random() > FULL_LENGTH_SHARE:
-        length = (
-            32 * int(rng.integers(1, canvas_length // 32 + 1))
-            if task == "add"
-            else (2 * int(rng.integers(2, canvas_length // 2 + 1)))
-        )
+    if rng.random() > stage.full_length:
+        unit = BLOCK_LENGTH if task == "add" else 2
+        least = 1 if task == "add" else 2
+        length = unit * int(rng.integers(least, canvas_length // unit + 1))
     return TASKS[str(task)].generate(rng, length, stage.difficulty)
 
 

@@ -47,6 +47,7 @@ class Difficulty:
 
 
 LONG_CHAINS = Difficulty((0.0, 0.1, 0.2), (0.0,), (0.2, 0.7))
+ASKED = Difficulty((0.0, 0.1, 0.2, 0.35), (0.0, 0.1, 0.2, 0.35), (0.4, 0.85))
 SERVED = Difficulty((0.1, 0.2, 0.35), (0.1, 0.2, 0.35), (0.4, 0.85))
 
 

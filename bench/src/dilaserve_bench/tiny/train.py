@@ -1,6 +1,6 @@
 """Trains the tiny model on generated problems, from nothing, on CPU cores.
 
-    python -m dilaserve_bench.tiny.train --work DIR --processes 2 --steps 8000 --seed 0
+    python -m dilaserve_bench.tiny.train --work DIR --processes 2 --steps 9000 --seed 0
     python -m dilaserve_bench.tiny.train --work DIR --export models/tiny
 
 Restarting the first command resumes from DIR/checkpoint.pt. The second writes the model folder.
@@ -32,7 +32,7 @@ ADAMW_LR = 3e-3
 TOKENS_PER_STEP = 4096
 DECAY_SHARE = 0.4
 LOG_EVERY, SAVE_EVERY = 50, 250
-DEFAULT_STEPS = 8000
+DEFAULT_STEPS = 9000
 
 
 def learning_rate_factor(step: int, n_steps: int) -> float:
