@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from dilaserve.messages import CacheMode
+from dilaserve_bench.twin.advice import PUBLISHED_WMAPE
 from dilaserve_bench.twin.options import SimulateOptions, make_plan
 from dilaserve_bench.twin.report import Report, report, report_run
 from dilaserve_bench.twin.runner import run_seeds, watching
@@ -56,6 +57,11 @@ StepsFile = Annotated[
 ]
 ModelFolder = Annotated[str, typer.Option("--model", help="Its folder; default: the bundled one.")]
 Problems = Annotated[int, typer.Option(help="Held-out problems of each task for the model.")]
+Threads = Annotated[int, typer.Option(min=1, help="Torch threads of the model.")]
+PredictorError = Annotated[
+    float,
+    typer.Option(help="WMAPE of the step predictor's stand-in for recorded steps; below 0: none."),
+]
 RunAhead = Annotated[
     int | None, typer.Option(help="Steps that an instance may run by itself; default: a block.")
 ]
@@ -99,6 +105,8 @@ def simulate(
     steps: StepsFile = "",
     model: ModelFolder = "",
     problems: Problems = 64,
+    threads: Threads = 1,
+    predictor_error: PredictorError = PUBLISHED_WMAPE,
     run_ahead: RunAhead = None,
     fault: Faults = [],  # noqa: B006
     horizon: Horizon = None,
@@ -112,10 +120,14 @@ def simulate(
         policy=policy, threshold=threshold, instances=instances, budget=budget, cache=cache,
         profile=profile, overhead=overhead, rate=rate, trace=trace, average_day=average_day,
         speed=speed, requests=requests, sizes=sizes, prompt=prompt, output=output, slo_s=slo,
-        source=source, steps=steps, model=model, problems=problems, run_ahead=run_ahead,
+        source=source, steps=steps, model=model, problems=problems, threads=threads,
+        predictor_error=predictor_error, run_ahead=run_ahead,
         faults=tuple(fault), horizon_s=horizon,
     )  # fmt: skip
-    answer = _run(options, range(first_seed, first_seed + seeds))
+    _show(_run(options, range(first_seed, first_seed + seeds)), as_json=as_json, plot=plot)
+
+
+def _show(answer: Report, *, as_json: bool, plot: Path | None) -> None:
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(answer), indent=1).decode())
     else:

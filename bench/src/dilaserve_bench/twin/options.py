@@ -70,6 +70,7 @@ class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
     steps: str = ""
     model: str = ""
     problems: int = 64
+    threads: int = 1
     run_ahead: int | None = None
     faults: tuple[str, ...] = ()
     horizon_s: float | None = None
@@ -155,7 +156,9 @@ def _with_model(options: SimulateOptions, environ: Mapping[str, str], scenario: 
     from dilaserve_bench.twin.tiny import load_problems
 
     folder = find_model(Path(options.model) if options.model else None, environ)
-    problems = load_problems(folder, n_per_task=options.problems, seed=PROBLEM_SEED)
+    problems = load_problems(
+        folder, n_per_task=options.problems, seed=PROBLEM_SEED, threads=options.threads
+    )
     arrivals = _workloads(options, scenario.cluster, len(problems.cases))
     return Plan(
         replace(

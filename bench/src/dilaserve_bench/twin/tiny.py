@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
+import torch
 from transformers import PreTrainedTokenizerFast
 
 from dilaserve.messages import CacheMode
@@ -71,9 +72,11 @@ class TinyProblems:
         )
 
 
-def load_problems(folder: Path, *, n_per_task: int, seed: int) -> TinyProblems:
-    """The model of a folder, and `n_per_task` held-out problems of each of its tasks.
-    Raises ModelFolderError."""
+def load_problems(folder: Path, *, n_per_task: int, seed: int, threads: int = 1) -> TinyProblems:
+    """The model of a folder, and `n_per_task` held-out problems of each of its tasks. Raises
+    ModelFolderError. Torch is told to use `threads` threads: more than one pay off only where
+    nobody else wants the cores."""
+    torch.set_num_threads(threads)
     model = load_model(folder)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     return TinyProblems(model, tokenizer, held_out_cases(tokenizer, list(TASKS), n_per_task, seed))
