@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from dilaserve.errors import SettingsError
+from dilaserve.profiles import ProfileError
 from dilaserve.settings import load
 from dilaserve_scheduler.settings import SchedulerSettings
 
@@ -14,7 +17,22 @@ def test_defaults() -> None:
     assert settings.policy == "infaas"
     assert settings.core().run_ahead is None
     assert settings.core().dead_after_s == 2.0
-    assert settings.options().threshold == 0.9
+    options = settings.options()
+    assert options.threshold == 0.9
+    assert options.thresholds == (0.5, 0.6, 0.7, 0.8, 0.9)
+    assert (options.slo_s, options.overhead, options.profiles) == (30.0, None, None)
+
+
+def test_a_profile_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(
+        '{"model": "m", "device": "d", "profiles": [{"tp_degree": 1, "points": [[32, 0.01]]}]}'
+    )
+    options = load(SchedulerSettings, {"DILASERVE_PROFILE": str(path)}).options()
+    assert options.profiles is not None
+    assert options.profiles.curve(1).seconds(10) == 0.01
+    with pytest.raises(ProfileError, match="cannot be read"):
+        derive({"DILASERVE_PROFILE": str(tmp_path / "absent.json")})
 
 
 def test_lock_step() -> None:
@@ -29,6 +47,13 @@ def test_lock_step() -> None:
         ("THRESHOLD", "1.5"),
         ("DEAD_AFTER_S", "0"),
         ("QUEUE_LIMIT", "many"),
+        ("THRESHOLDS", "0.9,0.5"),
+        ("THRESHOLDS", "low,high"),
+        ("THRESHOLDS", "0.5,1.5"),
+        ("SLO_MS", "0"),
+        ("MARGIN", "1.1"),
+        ("OVERHEAD", "-1"),
+        ("REFRESH_TOKENS", "0"),
     ],
 )
 def test_what_makes_no_sense_names_the_variable(variable: str, value: str) -> None:

@@ -1,8 +1,8 @@
 """A stand-in for the step predictor where steps are recorded and there are no confidences: the
 truth, wrong by as much as the published predictor is.
 
-Half of an error's variance stays with a request, half is drawn anew for each answer; all
-thresholds of an answer share it.
+A third of an error's variance stays with a request, a third with a request at one threshold, and a
+third is drawn anew for each answer.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from functools import lru_cache
 
 from dilaserve.messages import PredictSteps, StepAnswer, StepQuestion, StepsPredicted
 from dilaserve_bench.twin.recorded import StepTable
@@ -45,8 +46,12 @@ class StandIn:
         )
 
     def _predict(self, question: StepQuestion, thresholds: list[float]) -> StepAnswer:
-        error = math.exp(self._sigma * self._deviation(question))
-        p50 = [error * self._steps_left(question, threshold) for threshold in thresholds]
+        common = _normal(question.request_id) + _normal(f"{question.request_id}/{question.step}")
+        p50 = [
+            self._steps_left(question, threshold)
+            * math.exp(self._sigma * (common + _normal(f"{question.request_id} {threshold}")))
+            for threshold in thresholds
+        ]
         above = math.exp(self._sigma * Z_80)
         return StepAnswer(
             request_id=question.request_id,
@@ -55,13 +60,14 @@ class StandIn:
             upper=[steps * above for steps in p50],
         )
 
-    def _deviation(self, question: StepQuestion) -> float:
-        lasting = random.Random(question.request_id).gauss()
-        passing = random.Random(f"{question.request_id}/{question.step}").gauss()
-        return (lasting + passing) * math.sqrt(0.5)
-
     def _steps_left(self, question: StepQuestion, threshold: float) -> float:
         n_blocks = -(-question.n_output // question.block_length)
         row = self._row_of(question.request_id)
         steps = self._table.steps(row, threshold, question.n_output, n_blocks)
         return steps * (1.0 - question.n_unmasked / question.n_output)
+
+
+@lru_cache(maxsize=1 << 14)
+def _normal(name: str) -> float:
+    """A normal deviate of variance 1/3 that belongs to a name."""
+    return random.Random(name).gauss() * math.sqrt(1.0 / 3.0)

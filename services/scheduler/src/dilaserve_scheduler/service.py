@@ -47,6 +47,7 @@ from dilaserve_scheduler.core.events import (
 )
 from dilaserve_scheduler.lease import Lease, LeaseLostError
 from dilaserve_scheduler.observe import SchedulerMetrics
+from dilaserve_scheduler.predicting import PredictorCalls
 from dilaserve_scheduler.records import to_stored
 from dilaserve_scheduler.replies import Desk
 from dilaserve_scheduler.storing import StoreCalls
@@ -76,6 +77,14 @@ class Identity:
     service_id: str
     pid: int
     host: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """Those whose answers come as events."""
+
+    store: StoreCalls
+    predictor: PredictorCalls
 
 
 class SchedulerService:
@@ -135,13 +144,14 @@ class SchedulerService:
         log.info("holding the lease in term %d", term)
         try:
             async with asyncio.TaskGroup() as tasks:
-                calls = StoreCalls(
+                store_calls = StoreCalls(
                     self._store,
                     tasks,
                     term=lambda: core.term,
                     shorten=self._shorten,
                     answer=self._answered,
                 )
+                calls = _Calls(store_calls, PredictorCalls(self._bus, tasks, answer=self._put))
                 tasks.create_task(self._decide(core, calls, tasks))
                 await self._stopped.wait()
                 raise _StoppedError
@@ -152,11 +162,11 @@ class SchedulerService:
 
     # --- the loop ------------------------------------------------------------------------------
 
-    async def _decide(self, core: Core, calls: StoreCalls, tasks: asyncio.TaskGroup) -> None:
+    async def _decide(self, core: Core, calls: _Calls, tasks: asyncio.TaskGroup) -> None:
         listening = [await self._bus.subscribe(subjects.ALL_WORKER_EVENTS, self._receive)]
         try:
             run_id = await self._read_run_id()
-            self._events.appendleft(Recovered(await calls.read_active()))
+            self._events.appendleft(Recovered(await calls.store.read_active()))
             listening.append(await self._bus.serve(self._card("leader"), self._endpoints(core)))
             tasks.create_task(self._keep_lease())
             tasks.create_task(self._watch(core, run_id))
@@ -184,7 +194,7 @@ class SchedulerService:
             return
 
     async def _handle(
-        self, core: Core, calls: StoreCalls, tasks: asyncio.TaskGroup, event: Event
+        self, core: Core, calls: _Calls, tasks: asyncio.TaskGroup, event: Event
     ) -> None:
         began = self._clocks.precise()
         effects = core.handle(self._clocks.monotonic(), event)
@@ -192,7 +202,7 @@ class SchedulerService:
         await self._execute(effects, calls, tasks)
 
     async def _execute(
-        self, effects: list[Effect], calls: StoreCalls, tasks: asyncio.TaskGroup
+        self, effects: list[Effect], calls: _Calls, tasks: asyncio.TaskGroup
     ) -> None:
         for effect in effects:
             match effect:
@@ -200,7 +210,7 @@ class SchedulerService:
                     await self._send(effect)
                 case Admit() | Reassign() | Fail() | Load() | ListActive():
                     self._traces.calling(effect)
-                    calls.start(effect)
+                    calls.store.start(effect)
                 case Reply(request_id, answer):
                     self._traces.answered(request_id, answer)
                     self._desk.resolve(request_id, answer)
@@ -211,7 +221,7 @@ class SchedulerService:
                 case Log(level, text):
                     log.log(logging.WARNING if level == "warning" else logging.INFO, text)
                 case Ask(query):
-                    log.debug("nobody to answer %r", query)
+                    calls.predictor.start(query)
 
     async def _send(self, send: Send) -> None:
         try:

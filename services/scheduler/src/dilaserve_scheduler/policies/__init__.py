@@ -10,6 +10,7 @@ from dilaserve_scheduler.policies.dilaserve import Dilaserve
 from dilaserve_scheduler.policies.infaas import Infaas
 from dilaserve_scheduler.policies.llumnix import Llumnix
 from dilaserve_scheduler.policies.options import PolicyOptions
+from dilaserve_scheduler.policies.proteus import Proteus
 from dilaserve_scheduler.policies.tediserve import Tediserve
 
 __all__ = ["POLICIES", "PolicyOptions", "build_policy"]
@@ -18,6 +19,7 @@ POLICIES: dict[str, Callable[[PolicyOptions], Policy]] = {
     "dilaserve": Dilaserve,
     "infaas": Infaas,
     "llumnix": Llumnix,
+    "proteus": Proteus,
     "tediserve": Tediserve,
 }
 

@@ -21,6 +21,9 @@ __all__ = ["ClusterLoad"]
 
 UTILISATION = 0.97
 """Share of an instance's time that passes fill when there is enough to do."""
+HOPELESS_FACTOR = 1.4
+"""A request that waits is given up when it needs its remaining time over this. Those that would
+only just be late cost as much as those in time."""
 DEFAULT_CACHE_TOKENS = 32.0
 
 
@@ -130,7 +133,7 @@ class ClusterLoad:
         ledger = self._ledger
         lowest = ledger.floor[slots]
         steps = np.take_along_axis(ledger.steps(slots), lowest[:, None], axis=1)[:, 0]
-        late = now + steps * self._pass_s > ledger.deadline[slots]
+        late = now + HOPELESS_FACTOR * steps * self._pass_s > ledger.deadline[slots]
         newly = slots[late & ledger.is_waiting[slots] & ~ledger.is_hopeless[slots]]
         ledger.is_hopeless[slots] |= late
         return newly
@@ -140,8 +143,7 @@ class ClusterLoad:
         leave it while those below stay at the lowest threshold."""
         ledger = self._ledger
         work = self._work_s(slots)
-        margin = self._options.margin
-        slack = np.where(ledger.is_waiting[slots], margin * (ledger.deadline[slots] - now), np.inf)
+        slack = np.where(ledger.is_waiting[slots], ledger.deadline[slots] - now, np.inf)
         capacity, half = self._capacity(), self._half_service_s()
         priority = ledger.priority[slots]
         classes = sorted(
@@ -193,8 +195,8 @@ class ClusterLoad:
         return Forecast(
             rate=rate,
             work_s=work / rate if rate else work,
-            slack_s=self._options.margin * slo_s if rate else math.inf,
-            horizon_s=self._options.horizon_s,
+            slack_s=slo_s if rate else math.inf,
+            horizon_s=self._options.horizon_slos * slo_s if rate else 0.0,
         )
 
     def _capacity(self) -> float:

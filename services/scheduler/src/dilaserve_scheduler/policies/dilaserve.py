@@ -142,7 +142,7 @@ class Dilaserve(Policy):
         """(requests × K) seconds: every step takes the mean pass of the instance, corrected for
         the recompute steps that a request has more than others."""
         ledger, share = self._ledger, self._load.recompute_share
-        steps = ledger.steps(slots, upper=True)
+        steps = ledger.steps(slots, upper=self._options.risk_aware)
         batch = self._batch(instance, 0)
         token_s = self._load.token_s(tp_degree(instance))
         extra = (ledger.n_full - ledger.n_cache)[slots] * token_s
@@ -191,7 +191,7 @@ class Dilaserve(Policy):
         self._pricing.observe(tp_degree(instance), result.n_tokens, result.latency_ms / 1000)
         n_recomputes = result.n_rebuilds
         for item in result.items:
-            self._habits.observe(item.threshold, item.n_new)
+            self._habits.observe(item.request_id, item.threshold, item.n_new)
             n_recomputes += item.kind == "recompute"
         n_rows = len(result.items) + result.n_rebuilds
         if n_rows:
@@ -270,5 +270,6 @@ class Dilaserve(Policy):
         """Learn the pace, and forget it."""
         if finished:
             self._pace.finished(now, request)
+        self._habits.ended(request.request_id, finished=finished)
         self._ledger.remove(request)
         self._asking.forget(request)

@@ -40,8 +40,7 @@ class Fastest:
         """Its load has changed; unknown ones are ignored."""
         if instance.instance_id in self.instances:
             self.all.update(instance)
-            if len(self._by_degree) > 1:
-                self._by_degree[tp_degree(instance)].update(instance)
+            self._by_degree[tp_degree(instance)].update(instance)
 
     def with_room(self, request: Request, step_s: StepSeconds) -> Instance | None:
         """The instance with room whose pass with the request in it is shortest; of equal ones the

@@ -1,6 +1,7 @@
 """How many steps a token takes by threshold, on average: the one-shot estimate (paper 3.2.3).
 
-Starts from what is assumed and learns from every step that is served. Knows no single request.
+Starts from what is assumed and learns from requests that were served. Knows no single request's
+future.
 """
 
 from __future__ import annotations
@@ -8,41 +9,69 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
-__all__ = ["Habits"]
+__all__ = ["Habits", "interpolate"]
 
 PRIOR_TOKENS = 2048.0
 """Tokens that what was assumed weighs as much as, for each threshold and for the model at large."""
+PRIOR_STEPS = 4.0
+"""Steps that the belief that a request is like the others weighs as much as."""
 
 
 class Habits:
-    """One table per model. A threshold that was not seen is scaled as the others are."""
+    """One table per model. A threshold that was not seen is scaled as the others are.
+
+    Slow requests are run at low thresholds more often than others, which must not make these look
+    slow: so each request counts relative to its own pace.
+    """
 
     def __init__(self, thresholds: Sequence[float], assumed: Mapping[float, float]) -> None:
         self._index = {threshold: k for k, threshold in enumerate(thresholds)}
-        self._assumed = [_interpolate(assumed, threshold) for threshold in thresholds]
-        self._n_steps = [0] * len(thresholds)
-        self._n_tokens = [0] * len(thresholds)
+        self._assumed = [interpolate(assumed, threshold) for threshold in thresholds]
+        self._courses: dict[str, tuple[list[int], list[int]]] = {}
+        self._relative = list(self._assumed)
+        """What thresholds need beside each other, on the scale of what was assumed."""
+        self._total_steps = self._total_expected = 0.0
+        self._n_steps = [0.0] * len(thresholds)
+        self._n_tokens = [0.0] * len(thresholds)
         self.steps_per_token = list(self._assumed)
         """By candidate threshold, as of the last `learn`."""
 
-    def observe(self, threshold: float, n_new: int) -> None:
+    def observe(self, request_id: str, threshold: float, n_new: int) -> None:
         """A step at this threshold unmasked so many tokens of a request."""
         k = self._index.get(threshold)
         if k is not None:
-            self._n_steps[k] += 1
-            self._n_tokens[k] += n_new
+            course = self._courses.get(request_id)
+            if course is None:
+                zeros = [0] * len(self._assumed)
+                course = self._courses[request_id] = (zeros, list(zeros))
+            course[0][k] += 1
+            course[1][k] += n_new
+
+    def ended(self, request_id: str, *, finished: bool) -> None:
+        """Learn from a request, if it was served to its end."""
+        course = self._courses.pop(request_id, None)
+        if course is None or not finished:
+            return
+        steps, tokens = course
+        expected = _expected(tokens, self._relative)
+        self._total_steps += sum(steps)
+        self._total_expected += expected
+        pace = (sum(steps) + PRIOR_STEPS) / (expected + PRIOR_STEPS)
+        for k, n_tokens in enumerate(tokens):
+            self._n_steps[k] += steps[k] / pace
+            self._n_tokens[k] += n_tokens
 
     def learn(self) -> None:
         """Bring the table up to date."""
-        expected = sum(n * a for n, a in zip(self._n_tokens, self._assumed, strict=True))
-        prior = PRIOR_TOKENS * sum(self._assumed) / len(self._assumed)
-        scale = (sum(self._n_steps) + prior) / (expected + prior)
-        self.steps_per_token = [
-            (steps + PRIOR_TOKENS * scale * assumed) / (tokens + PRIOR_TOKENS)
+        self._relative = [
+            (steps + PRIOR_TOKENS * assumed) / (tokens + PRIOR_TOKENS)
             for steps, tokens, assumed in zip(
                 self._n_steps, self._n_tokens, self._assumed, strict=True
             )
         ]
+        prior = PRIOR_TOKENS * sum(self._assumed) / len(self._assumed)
+        scale = (self._total_steps + prior) / (self._total_expected + prior)
+        self.steps_per_token = [scale * each for each in self._relative]
 
     def steps(self, n_tokens: float, n_blocks: int) -> list[float]:
         """To unmask so many tokens in so many blocks, by threshold: at least one a block, at most
@@ -53,7 +82,8 @@ class Habits:
         ]
 
 
-def _interpolate(table: Mapping[float, float], x: float) -> float:
+def interpolate(table: Mapping[float, float], x: float) -> float:
+    """Linear between the points, constant beyond them."""
     xs = sorted(table)
     right = bisect_left(xs, x)
     if right == 0:
@@ -62,3 +92,7 @@ def _interpolate(table: Mapping[float, float], x: float) -> float:
         return table[xs[-1]]
     low, high = xs[right - 1], xs[right]
     return table[low] + (table[high] - table[low]) * (x - low) / (high - low)
+
+
+def _expected(tokens: Sequence[float], steps_per_token: Sequence[float]) -> float:
+    return sum(n * each for n, each in zip(tokens, steps_per_token, strict=True))

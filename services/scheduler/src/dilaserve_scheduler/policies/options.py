@@ -6,12 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dilaserve.profiles import ProfileSet
+from dilaserve_scheduler.policies.habits import interpolate
 
-__all__ = ["GSM8K_STEPS_PER_TOKEN", "PolicyOptions"]
+__all__ = ["GSM8K_ACCURACY", "GSM8K_STEPS_PER_TOKEN", "PolicyOptions"]
 
 GSM8K_STEPS_PER_TOKEN = {0.5: 0.158, 0.6: 0.177, 0.7: 0.217, 0.8: 0.272, 0.9: 0.344}
 """LLaDA-8B on GSM8K, dual cache: means of the published step counts (130 requests, output 256;
 TeDiServe artifact, analysis/gsm8k_oracle). What is assumed of a model before it was served."""
+
+GSM8K_ACCURACY = {0.5: 0.659, 0.6: 0.717, 0.7: 0.770, 0.8: 0.789, 0.9: 0.789}
+"""The same model at fixed thresholds (paper, Figure 3; 0.786 at 0.9, within the noise of 0.8)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +38,21 @@ class PolicyOptions:
         default_factory=lambda: dict(GSM8K_STEPS_PER_TOKEN)
     )
     """By threshold, before any steps were seen."""
+    accuracy: Mapping[float, float] = field(default_factory=lambda: dict(GSM8K_ACCURACY))
+    """By threshold, for policies that weigh it."""
     margin: float = 0.9
-    """Share of the remaining SLO that is planned with."""
+    """Share of its SLO that a request's own threshold is planned with."""
     refresh_tokens: int = 8
     """Newly unmasked tokens after which a request's remaining steps are predicted anew."""
-    horizon_s: float = 20.0
-    """How far ahead arrivals are reckoned with."""
+    horizon_slos: float = 3.0
+    """How far ahead arrivals are reckoned with, in SLOs of the mean arrival; 0: not at all."""
+    risk_aware: bool = True
+    """Whether deadlines are checked against an upper quantile of the steps left, not the median."""
     load_control: bool = True
     """Whether caps follow the load of the cluster (Algorithm 2)."""
     deadline_control: bool = True
     """Whether thresholds follow each request's deadline (Algorithm 1)."""
+
+    def accuracies(self) -> list[float]:
+        """Of the candidates; between two known thresholds linear."""
+        return [interpolate(self.accuracy, threshold) for threshold in self.thresholds]

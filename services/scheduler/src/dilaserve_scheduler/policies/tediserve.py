@@ -55,7 +55,7 @@ class Tediserve(Policy):
         self._options = options
         self._thresholds = options.thresholds
         # The artifact plans with the profile alone, whatever the system loses beside it.
-        self._pricing = Pricing(options.profiles, 1.0)
+        self._pricing = Pricing(options.profiles, options.overhead)
         self._habits = Habits(options.thresholds, options.steps_per_token)
         self._asking = Asking(options.thresholds, options.refresh_tokens)
         self._fastest = Fastest()
@@ -97,7 +97,7 @@ class Tediserve(Policy):
         """Age the predictions, ask for new ones, and look at thresholds that may have changed."""
         self._pricing.observe(tp_degree(instance), result.n_tokens, result.latency_ms / 1000)
         for item in result.items:
-            self._habits.observe(item.threshold, item.n_new)
+            self._habits.observe(item.request_id, item.threshold, item.n_new)
             plan = self._plans.get(item.request_id)
             if plan is not None:
                 plan.steps = [steps - 1.0 for steps in plan.steps]
@@ -259,6 +259,7 @@ class Tediserve(Policy):
         """Learn the pace, and forget it."""
         if finished:
             self._pace.finished(now, request)
+        self._habits.ended(request.request_id, finished=finished)
         self._plans.pop(request.request_id, None)
         self._asking.forget(request)
 

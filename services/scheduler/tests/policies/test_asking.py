@@ -1,0 +1,75 @@
+"""When the predictor is asked, and about whom."""
+
+from __future__ import annotations
+
+from dilaserve.messages import PredictSteps
+from dilaserve_scheduler.core.policy import Inquire
+from dilaserve_scheduler.policies.asking import MAX_BATCH, Asking
+
+from .builders import STATS, advance, make_request
+
+
+def query(inquiries: list[Inquire]) -> PredictSteps:
+    (inquiry,) = inquiries
+    assert isinstance(inquiry.query, PredictSteps)
+    return inquiry.query
+
+
+def test_a_request_is_due_after_so_many_tokens() -> None:
+    asking, request = Asking((0.5, 0.9), 4), make_request()
+    for n_new in (3, 1):
+        assert asking.questions(0.0) == []
+        advance(request, n_new)
+        asking.stepped(request, STATS)
+    asked = query(asking.questions(0.0))
+    assert asked.thresholds == [0.5, 0.9]
+    (question,) = asked.questions
+    assert (question.step, question.n_unmasked, question.block) == (2, 4, 0)
+    assert (question.n_block_masked, question.confidence) == (4, STATS)
+    assert asking.n_unmasked("r") == 4
+
+
+def test_one_question_is_under_way_at_a_time() -> None:
+    asking = Asking((0.9,), 1)
+    first, second = make_request("a"), make_request("b")
+    for request in (first, second):
+        advance(request, 1)
+    asking.stepped(first, STATS)
+    assert query(asking.questions(0.0))
+    asking.stepped(second, STATS)
+    assert asking.questions(0.5) == []
+    asking.answered("m")
+    assert [q.request_id for q in query(asking.questions(0.6)).questions] == ["b"]
+    asking.stepped(first, STATS)
+    assert asking.questions(0.7) == []
+
+
+def test_a_question_without_an_answer_is_given_up() -> None:
+    asking, request = Asking((0.9,), 1), make_request()
+    for _ in range(2):
+        advance(request, 1)
+        asking.stepped(request, STATS)
+        asking.questions(0.0)
+    assert asking.questions(0.9) == []
+    assert query(asking.questions(1.1))
+
+
+def test_another_model_has_a_question_of_its_own() -> None:
+    asking = Asking((0.9,), 1)
+    for name, model_id in (("a", "m"), ("b", "n")):
+        request = make_request(name, model_id=model_id)
+        advance(request, 1)
+        asking.stepped(request, STATS)
+        assert query(asking.questions(0.0)).model_id == model_id
+
+
+def test_a_question_is_bounded_and_the_ended_are_left_out() -> None:
+    asking = Asking((0.9,), 1)
+    requests = [make_request(f"r{n}") for n in range(MAX_BATCH + 10)]
+    for request in requests:
+        advance(request, 1)
+        asking.stepped(request, STATS)
+    assert len(query(asking.questions(0.0)).questions) == MAX_BATCH
+    asking.answered("m")
+    asking.forget(requests[-1])
+    assert len(query(asking.questions(0.0)).questions) == 9

@@ -1,0 +1,86 @@
+"""Seconds of a pass: from the profile, times the overhead, or learned."""
+
+from __future__ import annotations
+
+import pytest
+
+from dilaserve_scheduler.policies.pricing import Batch, Line, Pricing
+
+from .builders import profiles
+
+
+def test_the_profile_times_the_given_overhead() -> None:
+    pricing = Pricing(profiles(), 1.5)
+    pricing.observe(1, 100, 1.0)  # does not matter
+    assert pricing.seconds(1, 600) == pytest.approx(1.5 * 0.060)
+    assert pricing.seconds(2, 600) == pytest.approx(1.5 * 0.030)
+
+
+def test_the_overhead_is_learned_per_degree() -> None:
+    pricing = Pricing(profiles(), None)
+    assert pricing.seconds(1, 600) == pytest.approx(0.060)
+    for n_tokens, seconds in ((100, 0.014), (600, 0.084), (1100, 0.154)):
+        pricing.observe(1, n_tokens, seconds)
+    assert pricing.overhead(1) == pytest.approx(1.4)
+    assert pricing.seconds(1, 600) == pytest.approx(0.084)
+    assert pricing.seconds(2, 600) == pytest.approx(0.030)
+
+
+def test_without_a_profile_a_line_is_learned() -> None:
+    pricing = Pricing(None, None)
+    assert pricing.seconds(1, 50) == pytest.approx(0.1)
+    for n_tokens in (32, 64, 200, 32, 100):
+        pricing.observe(1, n_tokens, 0.02 + 0.001 * n_tokens)
+    assert pricing.seconds(1, 500) == pytest.approx(0.52)
+    assert pricing.seconds(2, 500) == pytest.approx(0.1)  # nothing known of that one
+
+
+def test_a_line_neither_falls_nor_starts_below_zero() -> None:
+    falling = Line()
+    for n_tokens in (10, 100, 200):
+        falling.observe(n_tokens, 1.0 / n_tokens)
+    assert falling.seconds(1000) == falling.seconds(0) > 0
+    steep = Line()
+    steep.observe(100, 0.001)
+    steep.observe(200, 1.0)
+    assert steep.seconds(0) == pytest.approx(0.0)
+    assert steep.seconds(300) > steep.seconds(150) > 0
+
+
+def test_a_line_forgets() -> None:
+    line = Line()
+    for _ in range(2000):
+        line.observe(50, 1.0)
+    for _ in range(2000):
+        line.observe(50, 2.0)
+    assert line.seconds(50) == pytest.approx(2.0, rel=0.02)
+
+
+def test_a_mixed_batch_is_priced_over_how_many_recompute() -> None:
+    """Two rows, each recomputing 640 tokens with probability 1/2, else 64 of the cache: 128 tokens
+    (12.8 ms), 704 (70.4) or 1280 (128, beyond what was measured) with 1/4, 1/2, 1/4."""
+    pricing = Pricing(profiles(), 1.0)
+    batch = Batch(n_rows=2, n_full=640, n_cache=64, recompute_share=0.5)
+    expected = 0.25 * 0.0128 + 0.5 * 0.0704 + 0.25 * 0.128
+    assert pricing.mean_s(1, batch) == pytest.approx(expected)
+    assert Pricing(profiles(), 2.0).mean_s(1, batch) == pytest.approx(2 * expected)
+
+
+def test_rows_and_tokens_share_out_a_pass() -> None:
+    """A line of 5 ms and 0.1 ms a token: two rows pay the 5 ms."""
+    pricing = Pricing(None, None)
+    for n_tokens in (10, 50, 400):
+        pricing.observe(1, n_tokens, 0.005 + 1e-4 * n_tokens)
+    split = pricing.split(1, Batch(n_rows=2, n_full=300, n_cache=10, recompute_share=0.2))
+    assert split.token_s == pytest.approx(1e-4)
+    assert split.row_s == pytest.approx(0.0025)
+
+
+def test_what_is_shared_out_adds_up_to_the_pass() -> None:
+    pricing = Pricing(profiles(), 1.0)
+    batch = Batch(n_rows=3, n_full=640, n_cache=32, recompute_share=0.25)
+    split = pricing.split(1, batch)
+    n_tokens = 3 * (32 + 0.25 * (640 - 32))
+    assert 3 * split.row_s + n_tokens * split.token_s == pytest.approx(
+        pricing.mean_s(1, batch), rel=1e-3
+    )
