@@ -66,6 +66,11 @@ def test_a_mixed_batch_is_priced_over_how_many_recompute() -> None:
     assert Pricing(profiles(), 2.0).mean_s(1, batch) == pytest.approx(2 * expected)
 
 
+def test_small_batches_are_not_rounded_to_nothing() -> None:
+    batch = Batch(n_rows=1, n_full=33, n_cache=8, recompute_share=0.3)
+    assert Pricing(profiles(), 1.0).mean_s(1, batch) == pytest.approx(0.010)
+
+
 def test_rows_and_tokens_share_out_a_pass() -> None:
     """A line of 5 ms and 0.1 ms a token: two rows pay the 5 ms."""
     pricing = Pricing(None, None)

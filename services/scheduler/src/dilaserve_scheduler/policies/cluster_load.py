@@ -10,7 +10,7 @@ import numpy as np
 
 from dilaserve_scheduler.core.model import Request
 from dilaserve_scheduler.policies.arrivals import Arrivals
-from dilaserve_scheduler.policies.fastest import Fastest, tp_degree
+from dilaserve_scheduler.policies.fastest import Fastest
 from dilaserve_scheduler.policies.habits import Habits
 from dilaserve_scheduler.policies.ledger import Floats, Integers, Ledger
 from dilaserve_scheduler.policies.level import Forecast, Queue, highest_level
@@ -203,8 +203,9 @@ class ClusterLoad:
         """Instance-seconds of the reference degree a second: a faster degree counts for more."""
         reference = self._mean_cost_s(self._reference())
         return UTILISATION * sum(
-            reference / self._mean_cost_s(tp_degree(instance))
-            for instance in self._fastest.instances.values()
+            n * reference / self._mean_cost_s(degree)
+            for degree, n in self._fastest.n_by_degree.items()
+            if n
         )
 
     def _mean_cost_s(self, degree: int) -> float:

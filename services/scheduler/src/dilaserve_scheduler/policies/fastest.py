@@ -5,6 +5,7 @@ Within a degree the least loaded is the fastest, so that looking at one of each 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from dilaserve_scheduler.core.model import Instance, Request
@@ -22,19 +23,26 @@ class Fastest:
     def __init__(self) -> None:
         self.all = LeastLoaded()
         self.instances: dict[str, Instance] = {}
+        self.n_by_degree: Counter[int] = Counter()
+        """Instances of each TP degree; none is 0."""
         self._by_degree: dict[int, LeastLoaded] = {}
 
     def add(self, instance: Instance) -> None:
         """A live instance."""
+        self.remove(instance)
+        degree = tp_degree(instance)
         self.instances[instance.instance_id] = instance
+        self.n_by_degree[degree] += 1
         self.all.add(instance)
-        self._by_degree.setdefault(tp_degree(instance), LeastLoaded()).add(instance)
+        self._by_degree.setdefault(degree, LeastLoaded()).add(instance)
 
     def remove(self, instance: Instance) -> None:
         """It is not live any more; unknown ones are ignored."""
         if self.instances.pop(instance.instance_id, None) is not None:
+            degree = tp_degree(instance)
+            self.n_by_degree[degree] -= 1
             self.all.remove(instance)
-            self._by_degree[tp_degree(instance)].remove(instance)
+            self._by_degree[degree].remove(instance)
 
     def update(self, instance: Instance) -> None:
         """Its load has changed; unknown ones are ignored."""
@@ -53,7 +61,7 @@ class Fastest:
 
     def degrees(self) -> list[int]:
         """TP degrees of the instances, the highest first; empty without instances."""
-        return sorted({tp_degree(i) for i in self.instances.values()}, reverse=True)
+        return sorted((d for d, n in self.n_by_degree.items() if n), reverse=True)
 
 
 def tp_degree(instance: Instance) -> int:

@@ -6,12 +6,11 @@ Knows no request: a batch is so many rows and tokens.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from dilaserve.profiles import LatencyCurve, ProfileSet
 
 __all__ = ["Batch", "Line", "Pricing", "Split"]
-
-from dataclasses import dataclass
 
 SPAN = 500.0
 """Passes after which what was learned has faded by 1/e."""
@@ -19,8 +18,8 @@ FIRST_PASS_S = 0.1
 """Before anything is known."""
 N_SHARES = 64
 """Resolution of the share of recompute rows in a batch."""
-N_SIZE = 64
-"""Resolution of a batch's tokens."""
+N_SIZE = 16
+"""Resolution of a batch's full length, in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class Line:
         self._fit()
 
     def seconds(self, n_tokens: float) -> float:
-        """Of a pass; never below a hundredth of the mean one."""
+        """Of a pass."""
         return self._a + self._b * n_tokens
 
     def _fit(self) -> None:
@@ -117,7 +116,8 @@ class Pricing:
         key = (degree, batch.n_rows, n_full, n_cache, share)
         mean = self._means.get(key)
         if mean is None:
-            sizes = _sizes(batch.n_rows, n_full * N_SIZE, n_cache, share / N_SHARES)
+            rounded = max(n_full * N_SIZE, n_cache)
+            sizes = _sizes(batch.n_rows, rounded, n_cache, share / N_SHARES)
             mean = sum(chance * curve.seconds(n_tokens) for n_tokens, chance in sizes)
             self._means[key] = mean
         return self.overhead(degree) * mean

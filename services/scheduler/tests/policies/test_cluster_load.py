@@ -1,0 +1,147 @@
+"""Levels by priority, and who is hopeless. Latencies: see builders.profiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dilaserve_scheduler.core.model import Request
+from dilaserve_scheduler.policies.cluster_load import HOPELESS_FACTOR, UTILISATION, ClusterLoad
+from dilaserve_scheduler.policies.fastest import Fastest
+from dilaserve_scheduler.policies.habits import Habits
+from dilaserve_scheduler.policies.ledger import Ledger
+from dilaserve_scheduler.policies.pricing import Pricing
+
+from .builders import make_instance, make_request, options
+
+
+class Stage:
+    """One instance with room for two requests of 32 tokens; every pass takes 10 ms, so that a step
+    of a request costs 5 ms: 40 ms of 8 steps at 0.5, 80 ms of 16 at 0.9."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.ledger = Ledger(2)
+        settings = options(**({"horizon_slos": 0.0} | changes))
+        habits = Habits(settings.thresholds, settings.steps_per_token)
+        pricing = Pricing(settings.profiles, settings.overhead)
+        self.fastest = Fastest()
+        self.fastest.add(make_instance(budget=64))
+        self.load = ClusterLoad(self.ledger, habits, pricing, self.fastest, settings)
+
+    def enter(self, name: str, *, deadline: float, waits: bool = True, **changes: Any) -> Request:
+        request = make_request(name, **changes)
+        slot = self.ledger.add(
+            request, steps=[8, 16], upper=[8, 16], deadline=deadline, n_cache=8, floor=0
+        )
+        self.ledger.is_waiting[slot] = waits
+        return request
+
+    def caps(self, *requests: Request) -> list[int]:
+        return [int(cap) for cap in self.load.caps(self.ledger.slots_of(requests))]
+
+
+def test_without_pressure_everybody_may_use_the_highest() -> None:
+    stage = Stage()
+    requests = [stage.enter(f"r{n}", deadline=10.0) for n in range(4)]
+    assert stage.load.control(0.0) == []
+    assert stage.caps(*requests) == [1, 1, 1, 1]
+    assert stage.load.wait_s == pytest.approx(4 * 0.080 / UTILISATION)
+
+
+def test_a_queue_lowers_the_level_as_far_as_the_deadlines_ask() -> None:
+    """Ahead of the last of ten: nine times 40 ms to 80 ms; no service time, as nothing arrives."""
+    for slack, level in ((0.36, 0.0), (0.54, 0.5), (0.72, 1.0)):
+        stage = Stage()
+        for n in range(10):
+            stage.enter(f"r{n}", deadline=slack / UTILISATION)
+        stage.load.control(0.0)
+        assert stage.load._levels[0] == pytest.approx(level, abs=1e-6)
+
+
+def test_a_level_between_two_candidates_gives_a_share_of_the_requests_the_higher() -> None:
+    stage = Stage()
+    requests = [stage.enter(f"r{n}", deadline=0.54 / UTILISATION * 99 / 9) for n in range(100)]
+    stage.load.control(0.0)
+    assert np.mean(stage.caps(*requests)) == pytest.approx(0.5, abs=0.03)
+
+
+def test_a_higher_priority_keeps_its_range_while_lower_ones_give_way() -> None:
+    """Five of each: with those above at 80 ms, 5 × 80 + 4 × 40 are ahead of the last."""
+    stage = Stage()
+    deadline = (5 * 0.080 + 4 * 0.040) / UTILISATION
+    high = [stage.enter(f"h{n}", deadline=deadline, priority=1) for n in range(5)]
+    low = [stage.enter(f"l{n}", deadline=deadline) for n in range(5)]
+    stage.load.control(0.0)
+    assert stage.caps(*high) == [1] * 5
+    assert stage.caps(*low) == [0] * 5
+
+
+def test_a_quality_floor_holds_below_the_level() -> None:
+    stage = Stage()
+    requests = [stage.enter(f"r{n}", deadline=0.3) for n in range(10)]
+    stage.ledger.floor[stage.ledger.slots_of(requests[:1])] = 1
+    stage.load.control(0.0)
+    assert stage.caps(*requests[:2]) == [1, 0]
+
+
+def test_arrivals_to_come_lower_the_level_before_anybody_waits() -> None:
+    """25 a second need 1 to 2 instance-seconds a second: more than one instance has."""
+    stage = Stage(horizon_slos=3.0, slo_s=1.0)
+    requests = []
+    for n in range(50):
+        request = stage.enter(f"r{n}", deadline=10.0, waits=False)
+        stage.load.arrived(n / 25, request, n_cache=8, slo_s=1.0)
+        requests.append(request)
+    for request in requests[:-2]:
+        stage.ledger.remove(request)
+    stage.load.control(2.0)
+    assert stage.load._levels[0] < 0.5
+    calm = Stage(horizon_slos=0.0, slo_s=1.0)
+    calm.load.arrived(0.0, calm.enter("r", deadline=10.0, waits=False), n_cache=8, slo_s=1.0)
+    calm.load.control(2.0)
+    assert calm.load._levels[0] == 1.0
+
+
+def test_the_hopeless_are_named_once_run_at_the_lowest_and_drag_nobody_down() -> None:
+    stage = Stage()
+    need_s = HOPELESS_FACTOR * 8 * 0.010
+    hopeless = stage.enter("late", deadline=need_s - 0.001)
+    requests = [stage.enter(f"r{n}", deadline=need_s + 1.0) for n in range(3)]
+    assert stage.load.control(0.0) == [hopeless]
+    assert stage.caps(hopeless, *requests) == [0, 1, 1, 1]
+    assert stage.load.control(0.1) == []
+
+
+def test_those_that_run_and_are_too_late_are_not_named_but_lowered() -> None:
+    stage = Stage()
+    late = stage.enter("late", deadline=0.05, waits=False)
+    assert stage.load.control(0.0) == []
+    assert stage.caps(late) == [0]
+
+
+def test_a_faster_degree_counts_for_more() -> None:
+    stage = Stage()
+    stage.enter("r", deadline=10.0)
+    stage.load.control(0.0)
+    assert stage.load._capacity() == pytest.approx(UTILISATION)
+    stage.fastest.add(make_instance(2, tp_degree=2, budget=64))
+    stage.load.control(0.0)
+    assert stage.load._capacity() == pytest.approx(3 * UTILISATION)
+
+
+def test_without_load_control_the_level_stays() -> None:
+    stage = Stage(load_control=False)
+    requests = [stage.enter(f"r{n}", deadline=0.3) for n in range(10)]
+    stage.load.control(0.0)
+    assert stage.caps(*requests) == [1] * 10
+
+
+def test_nobody_or_nothing_there_is_no_error() -> None:
+    assert Stage().load.control(0.0) == []
+    stage = Stage()
+    stage.enter("r", deadline=1.0)
+    for instance in list(stage.fastest.instances.values()):
+        stage.fastest.remove(instance)
+    assert stage.load.control(0.0) == []

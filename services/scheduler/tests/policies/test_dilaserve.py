@@ -1,0 +1,205 @@
+"""Our policy over the port, by hand. A pass of up to 100 tokens takes 10 ms (builders.profiles)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dilaserve.messages import PredictSteps, StepAnswer, StepsPredicted
+from dilaserve_scheduler.core.model import Instance, Request
+from dilaserve_scheduler.core.policy import Inquire, Requeue, Retune
+from dilaserve_scheduler.policies.dilaserve import Dilaserve
+
+from .builders import advance, make_instance, make_request, options, result, seat
+
+
+class Stage:
+    """Instances with room for two requests of 32 tokens."""
+
+    def __init__(self, n_instances: int = 1, **changes: Any) -> None:
+        self.policy = Dilaserve(options(**({"risk_aware": False} | changes)))
+        self.instances = [make_instance(n, budget=64) for n in range(n_instances)]
+        for instance in self.instances:
+            self.policy.joined(0.0, instance)
+
+    def start(self, name: str = "r", *, now: float = 0.0, **changes: Any) -> Request:
+        """Have a request placed, and run."""
+        request = make_request(name, **changes)
+        instance = self.policy.place(now, request)
+        assert instance is not None
+        seat(request, instance)
+        self.policy.load_changed(now, instance)
+        request.threshold = self.policy.threshold(now, request, instance)
+        return request
+
+    def park(self, name: str, *, now: float = 0.0, **changes: Any) -> Request:
+        """Have a request wait."""
+        request = make_request(name, **changes)
+        self.policy.threshold(now, request, None)
+        self.policy.parked(now, request)
+        return request
+
+    def step(self, now: float, request: Request, n_new: int = 1) -> list[Any]:
+        """A pass with the request alone."""
+        instance = request.instance
+        assert instance is not None
+        advance(request, n_new)
+        done = result(instance, request, n_new=n_new)
+        return list(self.policy.stepped(now, instance, done, [request]))
+
+
+def answer(request: Request, p50: list[float], upper: list[float]) -> StepsPredicted:
+    each = StepAnswer(request_id=request.request_id, step=request.step, p50=p50, upper=upper)
+    return StepsPredicted(model_id="m", thresholds=[0.5, 0.9], answers=[each])
+
+
+@pytest.mark.parametrize(
+    ("slo_s", "threshold"),
+    [
+        (0.17, 0.9),  # 16 steps of 10 ms
+        (0.15, 0.5),  # 8 steps
+        (0.05, 0.5),  # too late for any
+    ],
+)
+def test_the_highest_threshold_that_meets_the_deadline(slo_s: float, threshold: float) -> None:
+    assert Stage().start(slo_s=slo_s).threshold == threshold
+
+
+def test_the_batch_that_will_run_is_priced() -> None:
+    """A big request beside it, of which a tenth of the passes recompute 632 tokens: slower than
+    alone, and far from as slow as if all recomputed together."""
+    stage = Stage()
+    (instance,) = stage.instances
+    instance.token_budget = instance.capacity = 1000
+    alone = stage.start("alone", slo_s=0.3)
+    assert alone.threshold == 0.9
+    stage.start("big", n_prompt=616)
+    mixed_s = float(stage.policy._pass_s(instance))
+    assert 0.010 < mixed_s < 0.5 * 0.0664
+    stage.policy._ledger.current[:] = 1
+    chosen = stage.policy.threshold(0.0, alone, instance)
+    assert chosen == (0.9 if 16 * mixed_s <= 0.3 else 0.5)
+
+
+def test_thresholds_follow_slack_at_every_step_and_go_back_with_reserve() -> None:
+    stage = Stage()
+    request = stage.start(slo_s=0.17)
+    assert stage.step(0.005, request) == []  # 15 steps in 165 ms
+    assert stage.step(0.05, request) == [Retune(request, 0.5)]  # 14 in 120
+    assert stage.step(0.05, request, n_new=2) == []  # 12 in 120: fits, but without reserve
+    assert stage.step(0.05, request, n_new=1) == [Retune(request, 0.9)]  # 11 in 120
+
+
+def test_the_risk_is_an_upper_quantile() -> None:
+    for risk_aware, threshold in ((False, 0.9), (True, 0.5)):
+        stage = Stage(risk_aware=risk_aware)
+        request = stage.start(slo_s=0.17)
+        stage.policy.told(0.0, answer(request, [8, 16], [10, 18]))
+        assert stage.policy.threshold(0.0, request, stage.instances[0]) == threshold
+
+
+def test_predictions_are_asked_for_and_taken_with_the_progress_they_were_made_for() -> None:
+    stage = Stage()
+    request = stage.start(slo_s=0.2)
+    (inquiry,) = stage.step(0.0, request, n_new=8)
+    assert isinstance(inquiry, Inquire)
+    assert isinstance(inquiry.query, PredictSteps)
+    asked = answer(request, [8, 24], [8, 24])
+    stage.step(0.0, request, n_new=2)
+    assert stage.policy.told(0.0, asked) == ()
+    # 24 steps were left of 8 tokens, 18 are of 6: 180 ms, of 160 that are left then
+    assert stage.step(0.04, request, n_new=0) == [Retune(request, 0.5)]
+    stage.policy.told(0.0, answer(make_request("gone"), [1, 1], [1, 1]))
+    stage.policy.told(0.0, "something else")
+
+
+def test_a_quality_floor_holds_and_may_lie_between_candidates() -> None:
+    stage = Stage()
+    assert stage.start(slo_s=0.05, min_confidence=0.7).threshold == 0.9
+    assert stage.start("s", slo_s=0.05, min_confidence=0.95).threshold == 0.95
+
+
+def test_a_new_level_holds_from_the_next_step_on() -> None:
+    stage = Stage(deadline_control=True)
+    request = stage.start(slo_s=10.0)
+    assert request.threshold == 0.9
+    for n in range(40):
+        stage.park(f"w{n}", slo_s=0.4)
+    assert list(stage.policy.tick(0.0)) == []
+    assert stage.step(0.01, request) == [Retune(request, 0.5)]
+
+
+def test_priority_then_deadline_then_the_hopeless() -> None:
+    stage = Stage()
+    stage.start("r")
+    stage.start("s")
+    late = stage.park("late", slo_s=0.05)
+    soon = stage.park("soon", slo_s=1.0)
+    later = stage.park("later", slo_s=2.0)
+    high = stage.park("high", slo_s=9.0, priority=1)
+    rank = stage.policy.rank
+    assert sorted([later, soon, high, late], key=rank) == [high, late, soon, later]
+    assert list(stage.policy.tick(0.0)) == [Requeue(late)]
+    assert sorted([later, soon, high, late], key=rank) == [high, soon, later, late]
+    assert list(stage.policy.tick(0.25)) == []
+
+
+def test_it_moves_at_the_end_of_a_block_for_a_real_gain_only() -> None:
+    stage = Stage(n_instances=2)
+    for instance in stage.instances:
+        instance.token_budget = instance.capacity = 4000
+    request = stage.start("r", n_prompt=584)
+    assert stage.policy.block_ending(0.0, request) is None  # it has an instance to itself
+    for n in range(4):
+        other = make_request(f"o{n}", n_prompt=584)
+        seat(other, stage.instances[0])
+    stage.policy.load_changed(0.0, stage.instances[0])
+    assert stage.policy.block_ending(0.0, request) is stage.instances[1]
+
+
+def test_all_degrees_are_considered_at_placement() -> None:
+    stage = Stage()
+    fast = make_instance(9, tp_degree=2, budget=64)
+    stage.policy.joined(0.0, fast)
+    request = make_request()
+    assert stage.policy.place(0.0, request) is fast
+    seat(make_request("s"), fast)
+    seat(make_request("t"), fast)
+    stage.policy.load_changed(0.0, fast)
+    assert stage.policy.place(0.0, request) is stage.instances[0]
+    stage.policy.left(0.0, stage.instances[0])
+    assert stage.policy.place(0.0, request) is None
+
+
+def test_the_finish_is_predicted_from_work_ahead_and_steps_left() -> None:
+    stage = Stage()
+    request = stage.start(slo_s=10.0)
+    assert stage.policy.predict_finish_s(0.0, request) == pytest.approx(0.16, rel=0.01)
+    waits = stage.park("w")
+    stage.policy.tick(0.0)
+    assert stage.policy.predict_finish_s(0.0, waits) > 0.16
+
+
+def test_without_a_profile_latencies_are_learned_from_what_passes_take() -> None:
+    stage = Stage(profiles=None, overhead=None)
+    request = stage.start(slo_s=2.0)
+    assert request.threshold == 0.9  # 16 steps of 100 ms are assumed
+    instance: Instance = stage.instances[0]
+    for n in range(200):
+        other = make_request(f"o{n}")
+        done = result(instance, other, latency_ms=300.0)
+        stage.policy.stepped(0.0, instance, done, [])
+    assert stage.step(0.0, request) == [Retune(request, 0.5)]
+
+
+def test_it_wakes_while_there_is_anybody_and_forgets_what_has_ended() -> None:
+    stage = Stage()
+    assert stage.policy.wake_at() is None
+    request = stage.start(now=5.0)
+    assert stage.policy.wake_at() == 5.0
+    stage.policy.tick(5.0)
+    assert stage.policy.wake_at() == 5.25
+    stage.policy.ended(6.0, request, finished=True)
+    assert stage.policy.wake_at() is None
+    assert len(stage.policy._ledger) == 0

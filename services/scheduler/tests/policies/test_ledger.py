@@ -1,0 +1,69 @@
+"""Requests as columns."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dilaserve_scheduler.core.model import Request
+from dilaserve_scheduler.policies.ledger import Ledger
+
+from .builders import advance, make_request
+
+
+def enter(ledger: Ledger, request: Request, steps: tuple[float, float] = (8.0, 16.0)) -> int:
+    return ledger.add(
+        request,
+        steps=steps,
+        upper=[2 * each for each in steps],
+        deadline=9.0,
+        n_cache=8,
+        floor=0,
+    )
+
+
+def test_predictions_shrink_with_the_tokens_left() -> None:
+    ledger, request = Ledger(2), make_request()
+    slots = np.array([enter(ledger, request)])
+    assert ledger.steps(slots).tolist() == [[8.0, 16.0]]
+    assert ledger.steps(slots, upper=True).tolist() == [[16.0, 32.0]]
+    advance(request, 4)
+    ledger.progressed(slots, [request])
+    assert ledger.steps(slots).tolist() == [[6.0, 12.0]]
+    ledger.predict(int(slots[0]), [3.0, 6.0], [4.0, 8.0], tokens_left=12)
+    assert ledger.steps(slots).tolist() == [[3.0, 6.0]]
+    ledger.predict(int(slots[0]), [3.0, 6.0], [4.0, 8.0], tokens_left=24)  # of long ago
+    assert ledger.steps(slots).tolist() == [[1.5, 3.0]]
+
+
+def test_there_is_at_least_a_step_a_block() -> None:
+    ledger = Ledger(2)
+    slots = np.array([enter(ledger, make_request(), (0.5, 1.0))])
+    assert ledger.steps(slots).tolist() == [[2.0, 2.0]]
+
+
+def test_it_grows_and_uses_slots_again() -> None:
+    ledger = Ledger(2)
+    requests = [make_request(f"r{n}") for n in range(200)]
+    for n, request in enumerate(requests):
+        enter(ledger, request, (n, 2.0 * n))
+    slots = ledger.slots_of(requests)
+    assert ledger.p50[slots, 0].tolist() == list(range(200))
+    assert len(set(slots.tolist())) == len(ledger) == 200
+    size = len(ledger.requests)
+    for request in requests[:100]:
+        ledger.remove(request)
+    ledger.remove(requests[0])
+    assert requests[0] not in ledger
+    assert sorted(ledger.active()) == sorted(slots[100:])
+    for n in range(100):
+        enter(ledger, make_request(f"s{n}"))
+    assert len(ledger.requests) == size
+    assert ledger.p50[slots[100:], 0].tolist() == list(range(100, 200))
+
+
+def test_places_are_spread_evenly() -> None:
+    ledger = Ledger(2)
+    slots = [enter(ledger, make_request(f"r{n}")) for n in range(100)]
+    for share in (0.1, 0.5, 0.9):
+        assert np.mean(ledger.spread[slots] < share) == pytest.approx(share, abs=0.02)
