@@ -146,6 +146,14 @@ def test_second_stack_in_the_same_folder_is_refused(stack: Home) -> None:
     assert "a stack already runs" in result.stderr
 
 
+def test_second_detached_start_leaves_the_log_of_the_first(stack: Home) -> None:
+    log = stack.log()
+    result = stack.run("up", "--detach", check=False)
+    assert result.returncode == 1
+    assert result.stderr.startswith("dilaserve: a stack already runs")
+    assert stack.log().startswith(log)
+
+
 @pytest.mark.parametrize("name", ["worker-1", "scheduler", "gateway", "nats", "valkey"])
 def test_killed_child_comes_back_at_its_address_and_the_stack_serves(
     stack: Home, name: str

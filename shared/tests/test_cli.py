@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from dilaserve.cli import GROUP, build_cli
+from dilaserve.commands.options import command_name
+from dilaserve.supervisor.ports import is_free
 
 DILASERVE = Path(sys.executable).with_name("dilaserve")
 
@@ -120,6 +122,44 @@ def test_generate_without_a_gateway_says_how_to_start_one(tmp_path: Path) -> Non
     result = run(tmp_path, "generate", "hello", "--url", "http://127.0.0.1:9")
     assert result.returncode == 1
     assert "start a stack with `dilaserve up`" in result.stderr
+
+
+usual_ports_free = pytest.mark.skipif(
+    not (is_free("127.0.0.1", 4222) and is_free("127.0.0.1", 6379)),
+    reason="a NATS or Redis runs at its usual port, and commands would find it",
+)
+
+
+@usual_ports_free
+@pytest.mark.parametrize("command", ["ping gateway", "sub dlm.>", "replay some-id"])
+def test_commands_without_a_stack_say_where_to_go(tmp_path: Path, command: str) -> None:
+    result = run(tmp_path, *command.split())
+    assert result.returncode == 1
+    assert "no stack runs here; start one with `dilaserve up`, go to" in result.stderr
+    assert result.stderr.count("\n") == 1, "no lines of the adapters' waiting"
+
+
+@usual_ports_free
+def test_status_without_a_stack_says_where_to_go(tmp_path: Path) -> None:
+    result = run(tmp_path, "status")
+    assert result.returncode == 1
+    assert result.stdout.startswith("! nothing answers at nats://")
+    assert "no stack runs here" in result.stdout
+    assert result.stderr == ""
+
+
+def test_address_that_was_given_is_blamed_itself(tmp_path: Path) -> None:
+    result = run(tmp_path, "sub", "dlm.>", "--nats-url", "nats://127.0.0.1:9")
+    assert result.returncode == 1
+    assert result.stderr.startswith("dilaserve: no NATS server answers at nats://127.0.0.1:9 ")
+
+
+def test_hints_name_a_command_that_the_shell_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.chdir(DILASERVE.parents[1])
+    assert command_name() == "bin/dilaserve"
+    monkeypatch.setenv("PATH", str(DILASERVE.parent))
+    assert command_name() == "dilaserve"
 
 
 def test_broken_pipe_ends_quietly() -> None:

@@ -14,6 +14,7 @@ from dilaserve.supervisor.state import (
     ChildState,
     StackState,
     locked,
+    refuse_second,
     remove_state,
     running_state,
     write_state,
@@ -49,6 +50,15 @@ def test_second_supervisor_is_refused_with_the_address_of_the_first(tmp_path: Pa
         with pytest.raises(DiLaServeError, match=r"pid 1, http://127.0.0.1:8123"), locked(tmp_path):
             pytest.fail("two supervisors")
         assert running_state(tmp_path) == STATE
+
+
+def test_second_start_is_refused_before_it_touches_anything(tmp_path: Path) -> None:
+    refuse_second(tmp_path)
+    with locked(tmp_path):
+        write_state(tmp_path, STATE)
+        with pytest.raises(DiLaServeError, match=r"already runs .*pid 1, http://127.0.0.1:8123"):
+            refuse_second(tmp_path)
+    refuse_second(tmp_path)
 
 
 def test_state_of_a_killed_supervisor_is_stale(tmp_path: Path) -> None:

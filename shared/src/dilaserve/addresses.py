@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
 from dilaserve.settings import CommonSettings, load
 from dilaserve.supervisor.state import running_state
 
-__all__ = ["Addresses", "CliSettings", "find_addresses", "stack_home"]
+__all__ = ["Addresses", "CliSettings", "find_addresses", "is_usual", "stack_home"]
 
 DEFAULT_GATEWAY_URL = "http://127.0.0.1:8000"
 
@@ -49,3 +49,9 @@ def find_addresses(environ: Mapping[str, str]) -> Addresses:
         nats_url=settings.nats_url or (stack.nats_url if stack else usual.nats_url),
         redis_url=settings.redis_url or (stack.redis_url if stack else usual.redis_url),
     )
+
+
+def is_usual(environ: Mapping[str, str], name: Literal["nats_url", "redis_url"]) -> bool:
+    """Whether `find_addresses` can but guess this one: no variable names it, and no stack runs
+    here."""
+    return not getattr(load(CliSettings, environ), name) and not running_state(stack_home(environ))

@@ -49,11 +49,17 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def report(
-    bus: Bus | None, stack: StackState | None, *, gateway_url: str, nats_url: str, redis_url: str
+    bus: Bus | None,
+    stack: StackState | None,
+    *,
+    gateway_url: str,
+    nats_url: str,
+    redis_url: str,
+    no_bus: str = "",
 ) -> StatusReport:
-    """Ask everyone. `bus` is None where NATS does not answer."""
+    """Ask everyone. `bus` is None where NATS does not answer, `no_bus` what is known of that."""
     found = await discover(bus) if bus is not None else []
-    answer, problems = await _ask_scheduler(bus)
+    answer, problems = await _ask_scheduler(bus, stack, no_bus)
     return StatusReport(
         gateway_url=gateway_url,
         nats_url=nats_url,
@@ -105,9 +111,12 @@ def _supervisor(stack: StackState | None) -> list[Process]:
     return [Process(service="supervisor", id="supervisor", pid=pid, address="", phase=stack.phase)]
 
 
-async def _ask_scheduler(bus: Bus | None) -> tuple[Status | None, list[str]]:
+async def _ask_scheduler(
+    bus: Bus | None, stack: StackState | None, no_bus: str
+) -> tuple[Status | None, list[str]]:
     if bus is None:
-        return None, ["NATS does not answer, so only the supervisor's word is shown"]
+        silent = "NATS does not answer, so only the supervisor's word is shown"
+        return None, [no_bus if stack is None and no_bus else silent]
     try:
         answer = await bus.request(STATUS, encode(StatusQuery()), timeout_s=STATUS_TIMEOUT_S)
     except BusUnavailableError as error:

@@ -13,19 +13,17 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from dilaserve.addresses import find_addresses, stack_home
+from dilaserve.addresses import stack_home
+from dilaserve.commands.connect import store_of_stack
 from dilaserve.errors import InvalidRequestError
 from dilaserve.messages import CacheMode
 from dilaserve.model_folder import find_model
 from dilaserve.store.records import DecodingSpec, Delta, RequestRecord
-from dilaserve.store.redis import connect_redis
 from dilaserve.supervisor.state import running_state
 
 if TYPE_CHECKING:
     from dilaserve_gpu_worker.engine.alone import Denoised
     from dilaserve_gpu_worker.replay import Difference, ReplayReport
-
-CONNECT_TIMEOUT_S = 2.0
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
@@ -86,8 +84,7 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Denoise a served request again from its record; exit code 1 if the text differs."""
-    url = redis_url or find_addresses(os.environ).redis_url
-    record, deltas = asyncio.run(_load(url, request_id))
+    record, deltas = asyncio.run(_load(redis_url, request_id))
     cache_mode = _only_cache_mode(deltas)
     from dilaserve_gpu_worker.device import choose_device, choose_dtype
     from dilaserve_gpu_worker.engine.alone import engine_for_one
@@ -148,16 +145,13 @@ def _denoised_text(answer: Denoised, n_prompt: int) -> str:
     )
 
 
-async def _load(url: str, request_id: str) -> tuple[RequestRecord, list[Delta]]:
-    store = await connect_redis(url, start_timeout_s=CONNECT_TIMEOUT_S)
-    try:
+async def _load(url: str | None, request_id: str) -> tuple[RequestRecord, list[Delta]]:
+    async with store_of_stack(url) as store:
         [record] = await store.load([request_id])
         deltas = await store.deltas(request_id)
-    finally:
-        await store.close()
     if record is None:
         raise InvalidRequestError(
-            f"request {request_id} is not in the store at {url}; records expire after a while, "
+            f"request {request_id} is not in the store; records expire after a while, "
             "replay a younger one"
         )
     return record, deltas

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from dilaserve.errors import DiLaServeError
-from dilaserve.supervisor.state import StackState, running_state
+from dilaserve.supervisor.state import StackState, refuse_second, running_state
 
 POLL_S = 0.1
 LOG_NAME = "up.log"
@@ -17,7 +17,8 @@ DETACH_FLAGS = ("--detach", "-d", "--sample")
 
 def start_in_background(home: Path) -> StackState:
     """Run this command line again without `--detach`, and wait until its stack is ready.
-    Raises DiLaServeError with the end of its log when it ends instead."""
+    Raises DiLaServeError with the end of its log when it ends instead, or when one runs already."""
+    refuse_second(home)  # whose log this one would empty
     home.mkdir(parents=True, exist_ok=True)
     log_path = home / LOG_NAME
     with log_path.open("wb") as log:

@@ -13,7 +13,7 @@ from rich.live import Live
 
 from dilaserve.client import connect_gateway, model_ids, stream_chat, stream_events
 from dilaserve.commands.canvas import Canvas
-from dilaserve.commands.options import GatewayUrl, gateway_url_or_found
+from dilaserve.commands.options import GatewayUrl, command_name, gateway_url_or_found
 
 
 def generate(
@@ -26,6 +26,9 @@ def generate(
     temperature: Annotated[float | None, typer.Option(help="0: greedy.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Nucleus of the sampling.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Fill the whole canvas.")
+    ] = False,
     slo_ms: Annotated[int | None, typer.Option(help="Latency objective, milliseconds.")] = None,
     priority: Annotated[int | None, typer.Option(help="Higher goes first.")] = None,
     min_confidence: Annotated[
@@ -40,6 +43,7 @@ def generate(
         "temperature": temperature,
         "top_p": top_p,
         "seed": seed,
+        "ignore_eos": ignore_eos or None,
         "slo_ms": slo_ms,
         "priority": priority,
         "min_confidence": min_confidence,
@@ -83,6 +87,6 @@ async def _watch(client: httpx.AsyncClient, body: dict[str, Any]) -> None:
     console.print(canvas.draw(show_new=False))
     console.print(
         f"{canvas.n_tokens} tokens in {canvas.n_steps} steps, {elapsed_ms:.0f} ms; "
-        f"dilaserve replay {request_id}",
+        f"{command_name()} replay {request_id}",
         soft_wrap=True,
     )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,11 +21,15 @@ GatewayUrl = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def nats_url_or_found(option: str | None) -> str:
-    """The option, else what DILASERVE_NATS_URL or the running stack says."""
-    return option or find_addresses(os.environ).nats_url
-
-
 def gateway_url_or_found(option: str | None) -> str:
     """The option, else what DILASERVE_GATEWAY_URL or the running stack says."""
     return (option or find_addresses(os.environ).gateway_url).rstrip("/")
+
+
+def command_name() -> str:
+    """What to type for this very command: `dilaserve` where the shell finds it, else its path."""
+    script = Path(sys.executable).with_name("dilaserve")
+    found = shutil.which("dilaserve")
+    if not script.exists() or (found is not None and Path(found).samefile(script)):
+        return "dilaserve"
+    return str(script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script)

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from dilaserve.bus.nats import connect_nats
-from dilaserve.commands.options import NatsUrl, nats_url_or_found
+from dilaserve.commands.connect import bus_of_stack
+from dilaserve.commands.options import NatsUrl
 from dilaserve.discovery import ServiceInfo, discover
 
 CONNECT_TIMEOUT_S = 3.0
@@ -24,7 +24,7 @@ def ping(
 
     Exits with 0 if one of this name does, with 1 if none.
     """
-    found = asyncio.run(_discover(nats_url_or_found(nats_url), service))
+    found = asyncio.run(_discover(nats_url, service))
     answering = [info for info in found if not here or info.metadata.get("host") == _here()]
     for info in answering:
         typer.echo(f"{info.name} {info.metadata.get('id', info.id)} answers")
@@ -34,12 +34,9 @@ def ping(
         raise typer.Exit(1)
 
 
-async def _discover(url: str, service: str) -> list[ServiceInfo]:
-    bus = await connect_nats(url, name="ping", start_timeout_s=CONNECT_TIMEOUT_S)
-    try:
+async def _discover(url: str | None, service: str) -> list[ServiceInfo]:
+    async with bus_of_stack(url, name="ping", timeout_s=CONNECT_TIMEOUT_S) as bus:
         return await discover(bus, service)
-    finally:
-        await bus.close()
 
 
 def _here() -> str:

@@ -10,13 +10,12 @@ import msgspec
 import typer
 
 from dilaserve.addresses import find_addresses, stack_home
-from dilaserve.bus.nats import connect_nats
+from dilaserve.bus import Bus
+from dilaserve.commands.connect import bus_of_stack
 from dilaserve.commands.options import AsJson, NatsUrl
 from dilaserve.errors import BusUnavailableError
 from dilaserve.status_report import StatusReport, report
 from dilaserve.supervisor.state import running_state
-
-CONNECT_TIMEOUT_S = 2.0
 
 
 def status(as_json: AsJson = False, nats_url: NatsUrl = None) -> None:
@@ -59,33 +58,35 @@ def as_lines(answer: StatusReport) -> list[str]:
         )
         for r in answer.requests
     ]
+    addresses = f"gateway {answer.gateway_url}   nats {answer.nats_url}   redis {answer.redis_url}"
+    gap = "\n" if answer.processes else ""
     return [
-        f"gateway {answer.gateway_url}   nats {answer.nats_url}   redis {answer.redis_url}",
+        *([addresses] if answer.processes else []),
         *_table("SERVICE ID PID PHASE RESTARTS ADDRESS", processes),
         *_table("INSTANCE STATE REQUESTS TOKENS DEVICE MODEL", instances),
         *_table("REQUEST STATE INSTANCE EPOCH STEP TOKENS THRESHOLD", requests),
-        *(f"\n! {problem}" for problem in answer.problems),
+        *(f"{gap}! {problem}" for problem in answer.problems),
     ]
 
 
 async def _report(nats_url: str | None) -> StatusReport:
+    try:
+        async with bus_of_stack(nats_url, name="status") as bus:
+            return await _report_of(bus, nats_url)
+    except BusUnavailableError as error:
+        return await _report_of(None, nats_url, no_bus=str(error))
+
+
+async def _report_of(bus: Bus | None, nats_url: str | None, *, no_bus: str = "") -> StatusReport:
     addresses = find_addresses(os.environ)
-    url = nats_url or addresses.nats_url
-    try:
-        bus = await connect_nats(url, name="status", start_timeout_s=CONNECT_TIMEOUT_S)
-    except BusUnavailableError:
-        bus = None
-    try:
-        return await report(
-            bus,
-            running_state(stack_home(os.environ)),
-            gateway_url=addresses.gateway_url,
-            nats_url=url,
-            redis_url=addresses.redis_url,
-        )
-    finally:
-        if bus is not None:
-            await bus.close()
+    return await report(
+        bus,
+        running_state(stack_home(os.environ)),
+        gateway_url=addresses.gateway_url,
+        nats_url=nats_url or addresses.nats_url,
+        redis_url=addresses.redis_url,
+        no_bus=no_bus,
+    )
 
 
 def _table(head: str, rows: Sequence[Sequence[str]]) -> list[str]:

@@ -10,10 +10,8 @@ from typing import Annotated
 import typer
 
 from dilaserve.bus import BusMessage
-from dilaserve.bus.nats import connect_nats
-from dilaserve.commands.options import NatsUrl, nats_url_or_found
-
-CONNECT_TIMEOUT_S = 5.0
+from dilaserve.commands.connect import bus_of_stack
+from dilaserve.commands.options import NatsUrl
 
 
 def sub(
@@ -22,18 +20,15 @@ def sub(
     nats_url: NatsUrl = None,
 ) -> None:
     """Print the messages on a subject, such as 'dlm.>'."""
-    asyncio.run(_subscribe(nats_url_or_found(nats_url), subject, limit))
+    asyncio.run(_subscribe(nats_url, subject, limit))
 
 
-async def _subscribe(url: str, subject: str, limit: int) -> None:
+async def _subscribe(url: str | None, subject: str, limit: int) -> None:
     done = asyncio.get_running_loop().create_future()
-    bus = await connect_nats(url, name="sub", start_timeout_s=CONNECT_TIMEOUT_S)
-    try:
+    async with bus_of_stack(url, name="sub") as bus:
         await bus.subscribe(subject, _printer(limit, done))
         typer.echo(f"Subscribing on {subject}", err=True)
         await done
-    finally:
-        await bus.close()
 
 
 def _printer(limit: int, done: asyncio.Future[None]) -> Callable[[BusMessage], None]:

@@ -15,6 +15,7 @@ import typer
 from dilaserve.addresses import CliSettings, stack_home
 from dilaserve.commands.background import start_in_background
 from dilaserve.commands.forward import LineForwarder
+from dilaserve.commands.options import command_name
 from dilaserve.commands.sample import SAMPLE_LENGTH, SAMPLE_PROMPT, stream_sample
 from dilaserve.errors import DiLaServeError
 from dilaserve.messages import CacheMode
@@ -68,7 +69,7 @@ def up(
     )
     if detach:
         state = start_in_background(options.home)
-        typer.echo(describe(state))
+        typer.echo(describe(state, detached=True))
         if sample:
             asyncio.run(stream_sample(state.gateway_url))
         return
@@ -76,21 +77,23 @@ def up(
         asyncio.run(_run(options, sample))
 
 
-def describe(state: StackState) -> str:
+def describe(state: StackState, *, detached: bool = False) -> str:
     """Where the stack listens, and what to do with it."""
-    question = f"dilaserve generate '{SAMPLE_PROMPT}'"
+    name = command_name()
+    question = f"{name} generate '{SAMPLE_PROMPT}'"
     return "\n".join(
         [
             "",
             f"  gateway   {state.gateway_url}/v1   (OpenAI-compatible)",
+            f"  play      {state.gateway_url}/   (in a browser)",
             f"  metrics   {state.gateway_url}/metrics",
             f"  nats      {state.nats_url}",
             f"  redis     {state.redis_url}",
             f"  model     {state.model}",
             "",
             f"  try       {question} --max-tokens {SAMPLE_LENGTH} --watch",
-            "  look      dilaserve status   ·   dilaserve sub 'dlm.>'",
-            "  end       Ctrl-C or dilaserve down",
+            f"  look      {name} status   ·   {name} sub 'dlm.>'",
+            f"  end       {'Ctrl-C or ' if not detached else ''}{name} down",
             "",
         ]
     )

@@ -19,7 +19,15 @@ import msgspec
 from dilaserve.errors import DiLaServeError
 from dilaserve.supervisor.child import ChildPhase
 
-__all__ = ["ChildState", "StackState", "locked", "remove_state", "running_state", "write_state"]
+__all__ = [
+    "ChildState",
+    "StackState",
+    "locked",
+    "refuse_second",
+    "remove_state",
+    "running_state",
+    "write_state",
+]
 
 LOCK_TRIES = 5
 LOCK_PAUSE_S = 0.02
@@ -69,6 +77,12 @@ def remove_state(home: Path) -> None:
 def running_state(home: Path) -> StackState | None:
     """The state of the stack that runs in `home`; None when none runs."""
     return _read_state(home) if _is_locked(home / "stack.lock") else None
+
+
+def refuse_second(home: Path) -> None:
+    """Raise DiLaServeError when a stack runs in `home`, before anything of its is touched."""
+    if _is_locked(home / "stack.lock"):
+        raise DiLaServeError(_already_running(home))
 
 
 @contextmanager
