@@ -114,11 +114,23 @@ def test_the_hopeless_are_named_once_run_at_the_lowest_and_drag_nobody_down() ->
     assert stage.load.control(0.1) == []
 
 
-def test_those_that_run_and_are_too_late_are_not_named_but_lowered() -> None:
+def test_one_that_runs_is_never_given_up_for_the_pass_of_a_full_instance() -> None:
+    """However slow that would be: it may have an instance to itself."""
     stage = Stage()
-    late = stage.enter("late", deadline=0.05, waits=False)
+    running = stage.enter("r", deadline=0.05, waits=False)
     assert stage.load.control(0.0) == []
-    assert stage.caps(late) == [0]
+    assert stage.caps(running) == [1]
+
+
+def test_arrivals_are_reckoned_with_the_pass_of_the_present_load() -> None:
+    """A pass takes 10 ms alone, and more than 20 in a full instance: 16 steps, 160 or 320 ms."""
+    stage = Stage(horizon_slos=1.0, slo_s=0.3)
+    stage.fastest.add(make_instance(2, budget=1280))
+    request = stage.enter("r", deadline=0.3, waits=False)
+    stage.load.arrived(0.0, request, n_cache=8, slo_s=0.3)
+    stage.load.control(0.0)
+    assert stage.load._pass_s > 0.02  # 8 steps of it would be in time, 16 not
+    assert stage.caps(request) == [1]
 
 
 def test_a_faster_degree_counts_for_more() -> None:

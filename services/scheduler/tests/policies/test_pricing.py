@@ -56,6 +56,15 @@ def test_a_line_forgets() -> None:
     assert line.seconds(50) == pytest.approx(2.0, rel=0.02)
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_slow_start_is_soon_forgotten(known: bool) -> None:
+    pricing = Pricing(profiles() if known else None, None)
+    pricing.observe(1, 32, 5.0)
+    for _ in range(20):
+        pricing.observe(1, 32, 0.010)
+    assert pricing.seconds(1, 32) == pytest.approx(0.010, rel=0.1)
+
+
 def test_a_mixed_batch_is_priced_over_how_many_recompute() -> None:
     """Two rows, each recomputing 640 tokens with probability 1/2, else 64 of the cache: 128 tokens
     (12.8 ms), 704 (70.4) or 1280 (128, beyond what was measured) with 1/4, 1/2, 1/4."""

@@ -48,7 +48,8 @@ class ClusterLoad:
         self._lowest_level = float(self._top)
         self._arrivals: dict[int, Arrivals] = {}
         self._splits: dict[int, Split] = {}
-        self._pass_s = 0.0
+        self._pass_s = self._present_pass_s = 0.0
+        """Of a full instance, and of one with an equal part of the requests that are there."""
         self.recompute_share = 0.1
         """Of the rows of recent passes."""
         self.n_cache = DEFAULT_CACHE_TOKENS
@@ -82,7 +83,8 @@ class ClusterLoad:
 
     def caps(self, slots: Integers) -> Integers:
         """Highest candidate of each request: its priority's level, rounded up for as many as the
-        fraction says; never below its quality floor; the lowest for the hopeless."""
+        fraction says; never below its quality floor; the lowest for the hopeless (until they are
+        placed)."""
         ledger = self._ledger
         if len(self._levels) > 1:
             levels = np.array([self._level(int(p)) for p in ledger.priority[slots]])
@@ -126,16 +128,22 @@ class ClusterLoad:
         for degree in self._fastest.degrees():
             batch = self._full_batch(self._rows_per_pass())
             self._splits[degree] = self._pricing.split(degree, batch)
-        self._pass_s = self._pricing.mean_s(self._reference(), batch)
+        reference = self._reference()
+        self._pass_s = self._pricing.mean_s(reference, batch)
+        rows = -(-len(self._ledger) // len(self._fastest.instances))
+        now = self._full_batch(min(rows, batch.n_rows))
+        self._present_pass_s = self._pricing.mean_s(reference, now)
 
     def _find_hopeless(self, now: float, slots: Integers) -> Integers:
-        """Who cannot be in time even at the lowest threshold; those that wait among them."""
+        """Who waits, and could not be in time at the lowest threshold if it were placed now. (For
+        one that runs its own threshold says the same.)"""
         ledger = self._ledger
+        slots = slots[ledger.is_waiting[slots] & ~ledger.is_hopeless[slots]]
         lowest = ledger.floor[slots]
         steps = np.take_along_axis(ledger.steps(slots), lowest[:, None], axis=1)[:, 0]
         late = now + HOPELESS_FACTOR * steps * self._pass_s > ledger.deadline[slots]
-        newly = slots[late & ledger.is_waiting[slots] & ~ledger.is_hopeless[slots]]
-        ledger.is_hopeless[slots] |= late
+        newly: Integers = slots[late]
+        ledger.is_hopeless[newly] = True
         return newly
 
     def _find_levels(self, now: float, slots: Integers) -> None:
@@ -221,7 +229,7 @@ class ClusterLoad:
             output, _, _, blocks, _ = arrivals.mean()
             total += np.array(self._habits.steps(output, math.ceil(blocks)))
             n += 1.0
-        result: Floats = 0.5 * self._pass_s * total / max(n, 1.0)
+        result: Floats = 0.5 * self._present_pass_s * total / max(n, 1.0)
         return result
 
     def _reference(self) -> int:

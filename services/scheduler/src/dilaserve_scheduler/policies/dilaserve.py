@@ -248,9 +248,10 @@ class Dilaserve(Policy):
         self._ledger.is_waiting[self._enter(now, request)] = True
 
     def unparked(self, now: float, request: Request) -> None:
-        """It waits no more."""
+        """It waits no more; if it was given up, its own threshold will say so again."""
         self._backlog.unparked(request)
-        self._ledger.is_waiting[self._enter(now, request)] = False
+        slot = self._enter(now, request)
+        self._ledger.is_waiting[slot] = self._ledger.is_hopeless[slot] = False
 
     def joined(self, now: float, instance: Instance) -> tuple[()]:
         """Take it into the choice."""

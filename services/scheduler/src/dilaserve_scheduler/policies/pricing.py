@@ -12,8 +12,10 @@ from dilaserve.profiles import LatencyCurve, ProfileSet
 
 __all__ = ["Batch", "Line", "Pricing", "Split"]
 
-SPAN = 500.0
+SPAN = 200.0
 """Passes after which what was learned has faded by 1/e."""
+N_WARMING = 10
+"""First passes, which fade at once: they are those in which everything is set up."""
 FIRST_PASS_S = 0.1
 """Before anything is known."""
 N_SHARES = 64
@@ -45,12 +47,13 @@ class Line:
     """Seconds = a + b × tokens, fitted to passes by least squares; older ones fade."""
 
     def __init__(self) -> None:
+        self._n = 0
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         self._a, self._b = FIRST_PASS_S, 0.0
 
     def observe(self, n_tokens: int, seconds: float) -> None:
         """A pass took so long."""
-        keep = 1.0 - 1.0 / SPAN
+        keep, self._n = _keep(self._n), self._n + 1
         self._weight = keep * self._weight + 1.0
         self._x = keep * self._x + n_tokens
         self._y = keep * self._y + seconds
@@ -83,7 +86,7 @@ class Pricing:
         self._overhead = overhead
         self._curves: dict[int, LatencyCurve | None] = {}
         self._lines: dict[int, Line] = {}
-        self._seen: dict[int, tuple[float, float]] = {}
+        self._seen: dict[int, tuple[int, float, float]] = {}
         self._means: dict[tuple[int, int, int, int, int], float] = {}
 
     def observe(self, degree: int, n_tokens: int, seconds: float) -> None:
@@ -92,10 +95,10 @@ class Pricing:
         if curve is None:
             self._line(degree).observe(n_tokens, seconds)
         elif self._overhead is None:
-            keep = 1.0 - 1.0 / SPAN
-            taken, expected = self._seen.get(degree, (0.0, 0.0))
+            n, taken, expected = self._seen.get(degree, (0, 0.0, 0.0))
+            keep = _keep(n)
             expected = keep * expected + curve.seconds(n_tokens)
-            self._seen[degree] = keep * taken + seconds, expected
+            self._seen[degree] = n + 1, keep * taken + seconds, expected
 
     def seconds(self, degree: int, n_tokens: int) -> float:
         """Of a pass over exactly so many tokens."""
@@ -138,7 +141,7 @@ class Pricing:
         """The factor on the profile: given, or learned so far."""
         if self._overhead is not None:
             return self._overhead
-        taken, expected = self._seen.get(degree, (1.0, 1.0))
+        _, taken, expected = self._seen.get(degree, (0, 1.0, 1.0))
         return taken / expected
 
     def _at(self, degree: int, curve: LatencyCurve | None, n_tokens: float) -> float:
@@ -155,6 +158,11 @@ class Pricing:
 
     def _line(self, degree: int) -> Line:
         return self._lines.setdefault(degree, Line())
+
+
+def _keep(n_before: int) -> float:
+    """What an observation leaves of the weight of those before it."""
+    return 0.5 if n_before < N_WARMING else 1.0 - 1.0 / SPAN
 
 
 def _sizes(n_rows: int, n_full: float, n_cache: float, share: float) -> list[tuple[int, float]]:
