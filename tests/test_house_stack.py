@@ -187,6 +187,15 @@ def test_status_says_that_the_scheduler_does_not_answer(stack: Home) -> None:
     assert pid in [row["pid"] for row in report["processes"]]
 
 
+def test_external_redis_that_is_none_is_refused_before_any_service_starts(tmp_path: Path) -> None:
+    model = str(ROOT / "models" / "tiny")
+    result = Home(tmp_path).run("up", "--model", model, "--redis-url", "foo://x", check=False)
+    assert result.returncode == 1
+    assert "\ndilaserve: DILASERVE_REDIS_URL='foo://x'" in result.stderr
+    assert "use for example redis://" in result.stderr
+    assert "starting it again" not in result.stderr
+
+
 def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
     home = Home(tmp_path)
     model = str(ROOT / "models" / "tiny")

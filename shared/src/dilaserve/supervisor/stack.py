@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dilaserve.bus.nats import connect_nats
 from dilaserve.embedded import free_port
 from dilaserve.errors import DiLaServeError
+from dilaserve.store.redis import connect_redis
 from dilaserve.supervisor import ports
 from dilaserve.supervisor.child import Child
 from dilaserve.supervisor.plan import (
@@ -76,13 +77,16 @@ class Stack:
         self.save()
 
     async def start_servers(self, environ: Mapping[str, str]) -> None:
-        """Start NATS and Valkey, and wait until they answer."""
+        """Start NATS and Valkey, and wait until they answer; an external Redis, too.
+        Raises StoreUnavailableError and SettingsError for that one."""
         shutil.rmtree(self._data, ignore_errors=True)  # left behind by a killed supervisor
         self._data.mkdir()
         servers = self._supervisor.start(
             plan_servers(self.endpoints, data=self._data, environ=environ)
         )
         await self._supervisor.wait_ready(servers, timeout_s=SERVERS_TIMEOUT_S)
+        if self.endpoints.redis_port is None:  # else every service finds out, again and again
+            await (await connect_redis(self.endpoints.redis_url)).close()
 
     async def start_services(self, environ: Mapping[str, str], cleanup: AsyncExitStack) -> None:
         """Start all services at once, and wait until all are ready."""
