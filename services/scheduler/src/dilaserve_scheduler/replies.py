@@ -95,7 +95,8 @@ class Desk:
         future: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
         waiting[request_id].append(future)
         try:
-            return await asyncio.wait_for(future, self._timeout_s)
+            async with asyncio.timeout(self._timeout_s):
+                return await future
         except TimeoutError:
             return None
         finally:

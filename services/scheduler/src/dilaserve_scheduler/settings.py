@@ -7,7 +7,7 @@ from typing import Annotated
 
 from dilaserve.errors import SettingsError
 from dilaserve.profiles import load_profiles
-from dilaserve.settings import CommonSettings
+from dilaserve.settings import NOT_NEGATIVE, POSITIVE, CommonSettings
 from dilaserve_scheduler.core.settings import CoreSettings
 from dilaserve_scheduler.policies import PolicyOptions
 
@@ -36,14 +36,20 @@ class SchedulerSettings(CommonSettings, frozen=True, kw_only=True):
         int, "newly unmasked tokens after which remaining steps are predicted anew"
     ] = 8
     threshold: Annotated[float, "confidence threshold of policies with a fixed one"] = 0.9
-    queue_limit: Annotated[int, "requests that may wait for room before others are refused"] = 1000
+    queue_limit: Annotated[
+        int, "requests that may wait for room before others are refused", NOT_NEGATIVE
+    ] = 1000
     run_ahead: Annotated[str, "how far workers go by themselves: block, or a number of steps"] = (
         "block"
     )
-    dead_after_s: Annotated[float, "silence after which an instance counts as dead"] = 2.0
-    lease_ttl_s: Annotated[float, "how long a dead scheduler keeps another from taking over"] = 2.0
-    submit_timeout_s: Annotated[float, "longest wait for the store when admitting"] = 10.0
-    start_timeout_s: Annotated[float, "how long to wait for NATS and Redis at the start"] = 30.0
+    dead_after_s: Annotated[float, "silence after which an instance counts as dead", POSITIVE] = 2.0
+    lease_ttl_s: Annotated[
+        float, "how long a dead scheduler keeps another from taking over", POSITIVE
+    ] = 2.0
+    submit_timeout_s: Annotated[float, "longest wait for the store when admitting", POSITIVE] = 10.0
+    start_timeout_s: Annotated[
+        float, "how long to wait for NATS and Redis at the start", NOT_NEGATIVE
+    ] = 30.0
 
     def core(self) -> CoreSettings:
         """What the core takes of them. Raises SettingsError."""
