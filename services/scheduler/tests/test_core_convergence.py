@@ -1,5 +1,6 @@
-"""Whatever is lost, repeated, reordered or killed: every admitted request ends, and nothing that
-was decided is decided again (the store would raise, or answer `fenced` for ever)."""
+"""Whatever is lost, repeated, reordered or killed, and whatever the policy: every admitted request
+ends, and nothing that was decided is decided again (the store would raise, or answer `fenced` for
+ever)."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from dilaserve.messages import Admitted, Refused
 from dilaserve.store.records import MASKED, RequestRecord
 from dilaserve_scheduler.core import CoreSettings
+from dilaserve_scheduler.policies import POLICIES
 
 from .world import World, call
 
@@ -41,6 +43,7 @@ faults = st.lists(
     loss=st.sampled_from([0.0, 0.05, 0.3]),
     n_workers=st.integers(1, 3),
     run_ahead=st.sampled_from([None, 1, 3]),
+    policy=st.sampled_from(sorted(POLICIES)),
     planned=faults,
 )
 def test_every_admitted_request_ends(
@@ -48,6 +51,7 @@ def test_every_admitted_request_ends(
     loss: float,
     n_workers: int,
     run_ahead: int | None,
+    policy: str,
     planned: list[tuple[float, Fault, int]],
 ) -> None:
     world = World(
@@ -56,6 +60,7 @@ def test_every_admitted_request_ends(
         n_workers=n_workers,
         settings=CoreSettings(run_ahead=run_ahead),
         budget=128,
+        policy=policy,
     )
     ids = [f"r{number}" for number in range(10)]
     for number, request_id in enumerate(ids):

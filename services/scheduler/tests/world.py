@@ -91,6 +91,7 @@ class World:
         n_workers: int = 2,
         settings: CoreSettings | None = None,
         budget: int = 256,
+        policy: str = "infaas",
     ) -> None:
         self.rng = random.Random(seed)
         self.loss = loss
@@ -102,6 +103,7 @@ class World:
         self.n_sent = 0
         self._settings = settings or CoreSettings()
         self._budget = budget
+        self._policy = policy
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._incarnations = itertools.count(0x1000)
@@ -215,7 +217,7 @@ class World:
             self.at(0.2, self.start_scheduler)
             return
         assert term is not None
-        self.core = Core(build_policy("infaas", PolicyOptions()), self._settings, term=term)
+        self.core = Core(build_policy(self._policy, PolicyOptions()), self._settings, term=term)
         stored = tuple(to_stored(r, offset_s=0.0) for r in records if r is not None)
         self.feed(Recovered(stored))
 

@@ -44,7 +44,7 @@ class PolicyOptions:
     """Share of its SLO that a request's own threshold is planned with."""
     refresh_tokens: int = 8
     """Newly unmasked tokens after which a request's remaining steps are predicted anew."""
-    horizon_slos: float = 3.0
+    horizon_slos: float = 2.5
     """How far ahead arrivals are reckoned with, in SLOs of the mean arrival; 0: not at all."""
     risk_aware: bool = True
     """Whether deadlines are checked against an upper quantile of the steps left, not the median."""
