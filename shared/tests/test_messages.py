@@ -36,9 +36,17 @@ KINDS = [(kind, decode) for union, decode in UNIONS for kind in get_args(union) 
 def anything(kind: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
     """Messages of a kind with JSON's numbers in them."""
     finite = st.floats(allow_nan=False, allow_infinity=False)
-    with_floats = {float: finite, int: st.integers(-(2**63), 2**63 - 1)}
+    words = st.from_regex(r"[A-Za-z0-9_-]{1,9}", fullmatch=True)
+    leaves = {
+        float: finite,
+        messages.Count: st.integers(0, 2**40),
+        messages.Number: st.integers(-(2**40), 2**40),
+        messages.TokenId: st.integers(0, 2**31 - 1),
+        messages.RequestId: st.text(min_size=1, max_size=512),
+        messages.Word: words,
+    }
     hints = msgspec.structs.fields(kind)
-    return st.builds(kind, **{f.name: _of(f.type, with_floats) for f in hints})
+    return st.builds(kind, **{f.name: _of(f.type, leaves) for f in hints})
 
 
 def _of(hint: Any, leaves: dict[Any, Any]) -> st.SearchStrategy[Any]:
@@ -75,6 +83,35 @@ def test_unknown_tag_and_broken_json_raise(decode: Callable[[bytes], Any]) -> No
         decode(b'{"type":"of the future","request_id":"r"}')
     with pytest.raises(msgspec.DecodeError):
         decode(b'{"type":')
+
+
+@pytest.mark.parametrize("decode", [decode for _, decode in UNIONS])
+@pytest.mark.parametrize("bracket", [b"[", b'{"a":'])
+def test_deep_nesting_is_malformed(decode: Callable[[bytes], Any], bracket: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        decode(b'{"x":' + bracket * 100_000)
+
+
+@pytest.mark.parametrize("text", ["-1", "1" + "0" * 13, "1" + "0" * 30, "1e3"])
+def test_absurd_counts_are_refused(text: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=r"\$\.term"):
+        messages.decode_to_worker(b'{"type":"step_command","seq":1,"term":' + text.encode() + b"}")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a.b", "*", ">", "é", "a\n", "a" * 300])
+def test_an_instance_that_no_subject_can_name_is_refused(name: str) -> None:
+    down = messages.encode(messages.InstanceDown(instance_id=name))
+    with pytest.raises(msgspec.ValidationError, match=r"\$\.instance_id"):
+        messages.decode_worker_event(down)
+
+
+@pytest.mark.parametrize("token", [-1, 2**31])
+def test_tokens_that_no_tokenizer_takes_are_refused(token: int) -> None:
+    delta = TokenDelta(
+        request_id="r1", epoch=1, step=4, positions=[3], tokens=[token], confidences=[0.97]
+    )
+    with pytest.raises(msgspec.ValidationError, match=r"\$\.tokens"):
+        messages.decode_to_gateway(messages.encode(delta))
 
 
 def test_messages_of_another_direction_are_refused() -> None:

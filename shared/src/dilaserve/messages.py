@@ -1,19 +1,32 @@
 """Every message that crosses a process boundary over NATS, as JSON (DESIGN section 4).
 
 One tagged union per direction, one encoder, one decoder per union. Unknown fields are skipped;
-an unknown tag raises `msgspec.ValidationError`, which receivers count, log and drop.
+an unknown tag and an absurd value raise `msgspec.DecodeError`; receivers count, log and drop.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 CacheMode = Literal["none", "prefix", "dual"]
 StepKind = Literal["recompute", "cache"]
 FinishReason = Literal["stop", "length"]
 CommitOutcome = Literal["committed", "duplicate", "fenced", "gap", "terminal"]
+
+Count = Annotated[int, Meta(ge=0, le=2**40)]
+"""Far above anything real, and exact in JSON and in Lua: a term beyond would be kept for ever."""
+Number = Annotated[int, Meta(ge=-(2**40), le=2**40)]
+TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+RequestId = Annotated[str, Meta(min_length=1, max_length=512)]
+WORD = r"^[A-Za-z0-9_-]{1,256}\Z"
+Word = Annotated[str, Meta(pattern=WORD)]
+"""One token of a subject."""
+
+T = TypeVar("T")
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
@@ -26,24 +39,24 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_
 class Submit(Message, frozen=True, tag="submit"):
     """Ask for admission of a request whose record is stored as `new`. Idempotent by request id."""
 
-    request_id: str
+    request_id: RequestId
     model_id: str
-    n_prompt: int
+    n_prompt: Count
     """Prompt length in tokens."""
-    n_output: int
+    n_output: Count
     """Canvas length in tokens."""
-    block_length: int
+    block_length: Count
     arrival_s: float
     """Wall-clock arrival at the gateway, seconds since the epoch."""
-    slo_ms: int | None = None
-    priority: int = 0
+    slo_ms: Count | None = None
+    priority: Number = 0
     min_confidence: float | None = None
 
 
 class Cancel(Message, frozen=True, tag="cancel"):
     """The client left or a stop string was found; the record is marked by the gateway itself."""
 
-    request_id: str
+    request_id: RequestId
 
 
 class StatusQuery(Message, frozen=True, tag="status_query"):
@@ -53,7 +66,7 @@ class StatusQuery(Message, frozen=True, tag="status_query"):
 class Admitted(Message, frozen=True, tag="admitted"):
     """The request will be served."""
 
-    request_id: str
+    request_id: RequestId
     predicted_finish_s: float
     """Predicted seconds from now to the last token."""
     threshold: float
@@ -63,7 +76,7 @@ class Admitted(Message, frozen=True, tag="admitted"):
 class Refused(Message, frozen=True, tag="refused"):
     """The request will not be served now (`retry_after_s`) or ever (`retry_after_s` is None)."""
 
-    request_id: str
+    request_id: RequestId
     reason: str
     code: Literal["overloaded", "no_instance", "never_fits", "unknown", "finished", "unavailable"]
     """`unknown`: no such record; `finished`: it has ended; `unavailable`: the store does not answer
@@ -74,7 +87,7 @@ class Refused(Message, frozen=True, tag="refused"):
 class Cancelled(Message, frozen=True, tag="cancelled"):
     """Answer to Cancel; `known` is False for a request that the scheduler does not hold."""
 
-    request_id: str
+    request_id: RequestId
     known: bool
 
 
@@ -83,28 +96,28 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     info: InstanceInfo
     state: Literal["live", "dead", "draining"]
-    n_requests: int
-    n_tokens: int
+    n_requests: Count
+    n_tokens: Count
     heartbeat_age_s: float
 
 
 class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One active request as the scheduler sees it."""
 
-    request_id: str
+    request_id: RequestId
     state: str
-    instance_id: str | None
-    epoch: int
-    step: int
-    n_unmasked: int
-    n_output: int
+    instance_id: Word | None
+    epoch: Count
+    step: Count
+    n_unmasked: Count
+    n_output: Count
     threshold: float
 
 
 class Status(Message, frozen=True, tag="status"):
     """Answer to StatusQuery."""
 
-    term: int
+    term: Count
     instances: list[InstanceStatus]
     requests: list[RequestStatus]
 
@@ -118,11 +131,11 @@ class StepItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     repeated command does no harm. Blocks count from 0, steps from 1.
     """
 
-    request_id: str
-    epoch: int
+    request_id: RequestId
+    epoch: Count
     threshold: float
-    until_block: int
-    until_step: int | None = None
+    until_block: Count
+    until_step: Count | None = None
     traceparent: str = ""
     """W3C trace context of the placement; set when an epoch is first sent to an instance."""
 
@@ -130,8 +143,8 @@ class StepItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Release(msgspec.Struct, frozen=True, kw_only=True):
     """Forget this request if it is held at this epoch or a lower one."""
 
-    request_id: str
-    epoch: int
+    request_id: RequestId
+    epoch: Count
 
 
 class StepCommand(Message, frozen=True, tag="step_command"):
@@ -140,8 +153,8 @@ class StepCommand(Message, frozen=True, tag="step_command"):
     A command whose (term, seq) is not above the last one applied is ignored.
     """
 
-    term: int
-    seq: int
+    term: Count
+    seq: Count
     items: list[StepItem] = []
     releases: list[Release] = []
 
@@ -168,20 +181,20 @@ class ConfidenceStats(msgspec.Struct, frozen=True, kw_only=True):
 class StepItemResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one step did to one request, after the store has answered its commit."""
 
-    request_id: str
-    epoch: int
-    step: int
+    request_id: RequestId
+    epoch: Count
+    step: Count
     """Number of the step reported, from 1."""
-    block: int
+    block: Count
     """Block that the step worked on, from 0."""
     kind: StepKind
     threshold: float
     outcome: CommitOutcome
-    n_new: int
+    n_new: Count
     """Tokens unmasked by this step."""
-    n_unmasked: int
+    n_unmasked: Count
     """Output tokens unmasked in all."""
-    n_block_masked: int
+    n_block_masked: Count
     """Positions of `block` still masked after the step."""
     confidence: ConfidenceStats
     finish_reason: FinishReason | None = None
@@ -190,8 +203,8 @@ class StepItemResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 class Rejected(msgspec.Struct, frozen=True, kw_only=True):
     """A credited request that the instance cannot run."""
 
-    request_id: str
-    epoch: int
+    request_id: RequestId
+    epoch: Count
     reason: Literal["unknown", "terminal", "fenced", "never_fits", "invalid"]
     detail: str = ""
 
@@ -199,14 +212,14 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True):
 class StepResult(Message, frozen=True, tag="step_result"):
     """One forward pass of one instance."""
 
-    instance_id: str
-    batch: int
+    instance_id: Word
+    batch: Count
     """Number of the pass on this instance, from 1."""
     latency_ms: float
     """Plan, forward and unmask, without the commit."""
-    n_tokens: int
+    n_tokens: Count
     """Tokens computed in the pass, over all rows."""
-    n_rebuilds: int = 0
+    n_rebuilds: Count = 0
     """Rows of the pass that only rebuilt a KV cache."""
     items: list[StepItemResult] = []
     rejected: list[Rejected] = []
@@ -215,28 +228,28 @@ class StepResult(Message, frozen=True, tag="step_result"):
 class InstanceInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What an instance is. `name` survives a restart of its process, `instance_id` does not."""
 
-    instance_id: str
-    name: str
+    instance_id: Word
+    name: Word
     model_id: str
     weights_hash: str
-    tp_degree: int
+    tp_degree: Count
     cache_mode: CacheMode
-    block_length: int
-    max_batch_tokens: int
-    n_kv_tokens: int
+    block_length: Count
+    max_batch_tokens: Count
+    n_kv_tokens: Count
     """Size of the KV pool in tokens; 0 without a cache."""
-    max_sequence_length: int
+    max_sequence_length: Count
     host: str
-    pid: int
+    pid: Count
     device: str = "cpu"
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
     """A request that an instance holds, and its last committed step."""
 
-    request_id: str
-    epoch: int
-    step: int
+    request_id: RequestId
+    epoch: Count
+    step: Count
 
 
 class InstanceUp(Message, frozen=True, tag="instance_up"):
@@ -249,17 +262,17 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     """Sent every 250 ms; an instance silent for 2 s counts as dead."""
 
     info: InstanceInfo
-    term: int
-    seq: int
+    term: Count
+    seq: Count
     """(term, seq) of the last command applied."""
-    n_free_kv_tokens: int
+    n_free_kv_tokens: Count
     holds: list[Held] = []
 
 
 class InstanceDown(Message, frozen=True, tag="instance_down"):
     """An instance leaves on purpose; what it held is to be placed elsewhere."""
 
-    instance_id: str
+    instance_id: Word
     reason: str = ""
 
 
@@ -269,12 +282,12 @@ class InstanceDown(Message, frozen=True, tag="instance_down"):
 class TokenDelta(Message, frozen=True, tag="token_delta"):
     """The committed tokens of one step: a hint, the request's stream in the store is the truth."""
 
-    request_id: str
-    epoch: int
-    step: int
-    positions: list[int]
+    request_id: RequestId
+    epoch: Count
+    step: Count
+    positions: list[Count]
     """Canvas positions, from 0 at the first output token."""
-    tokens: list[int]
+    tokens: list[TokenId]
     confidences: list[float]
     finish_reason: FinishReason | None = None
 
@@ -285,15 +298,15 @@ class TokenDelta(Message, frozen=True, tag="token_delta"):
 class StepQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """A request as its last step left it; the predictor derives the features."""
 
-    request_id: str
-    step: int
+    request_id: RequestId
+    step: Count
     """Steps run."""
-    n_output: int
-    block_length: int
-    n_unmasked: int
-    block: int
+    n_output: Count
+    block_length: Count
+    n_unmasked: Count
+    block: Count
     """Block that the next step works on, from 0."""
-    n_block_masked: int
+    n_block_masked: Count
     """Positions of that block still masked."""
     confidence: ConfidenceStats
 
@@ -309,8 +322,8 @@ class PredictSteps(Message, frozen=True, tag="predict_steps"):
 class StepAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Remaining steps of a request by threshold, as of `step`; not monotone in the threshold."""
 
-    request_id: str
-    step: int
+    request_id: RequestId
+    step: Count
     p50: list[float]
     upper: list[float]
     """An upper quantile (80 %)."""
@@ -332,11 +345,24 @@ ToGateway = TokenDelta
 ToPredictor = PredictSteps
 FromPredictor = StepsPredicted
 
-decode_request = msgspec.json.Decoder(GatewayToScheduler).decode
-decode_reply = msgspec.json.Decoder(SchedulerReply).decode
-decode_to_worker = msgspec.json.Decoder(ToWorker).decode
-decode_worker_event = msgspec.json.Decoder(WorkerEvent).decode
-decode_to_gateway = msgspec.json.Decoder(ToGateway).decode
-decode_to_predictor = msgspec.json.Decoder(ToPredictor).decode
-decode_from_predictor = msgspec.json.Decoder(FromPredictor).decode
+
+def _decoder(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
+    """`decode`, for which too deep a nesting is one more way of being malformed."""
+
+    def decode_message(data: bytes) -> T:
+        try:
+            return decode(data)
+        except RecursionError as error:
+            raise msgspec.DecodeError("nested too deeply") from error
+
+    return decode_message
+
+
+decode_request = _decoder(msgspec.json.Decoder(GatewayToScheduler).decode)
+decode_reply = _decoder(msgspec.json.Decoder(SchedulerReply).decode)
+decode_to_worker = _decoder(msgspec.json.Decoder(ToWorker).decode)
+decode_worker_event = _decoder(msgspec.json.Decoder(WorkerEvent).decode)
+decode_to_gateway = _decoder(msgspec.json.Decoder(ToGateway).decode)
+decode_to_predictor = _decoder(msgspec.json.Decoder(ToPredictor).decode)
+decode_from_predictor = _decoder(msgspec.json.Decoder(FromPredictor).decode)
 encode = msgspec.json.encode

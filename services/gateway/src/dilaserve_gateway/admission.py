@@ -68,7 +68,7 @@ class Admission:
         while True:
             try:
                 reply = await self._submit(request, headers, deadline)
-            except (UnavailableError, msgspec.ValidationError) as error:
+            except (UnavailableError, msgspec.DecodeError) as error:
                 reason = str(error)
             else:
                 if isinstance(reply, Admitted) or _has_ended(reply):
