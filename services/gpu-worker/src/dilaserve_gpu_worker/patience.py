@@ -35,7 +35,9 @@ async def until_answered(
 
 async def _set_within(event: asyncio.Event, timeout_s: float) -> bool:
     try:
-        await asyncio.wait_for(event.wait(), timeout_s)
+        # Not wait_for: it swallows a cancellation that comes together with the event.
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
     except TimeoutError:
         return False
     return True

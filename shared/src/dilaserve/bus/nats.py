@@ -16,6 +16,7 @@ from nats.aio.subscription import Subscription as NatsSubscription
 from dilaserve.bus import BusMessage, Endpoint, MessageHandler, ServiceCard
 from dilaserve.bus.micro import MicroService, raise_for_error
 from dilaserve.bus.subject import check_size, check_subject
+from dilaserve.cancellation import kept_cancellation
 from dilaserve.errors import (
     BusTimeoutError,
     BusUnavailableError,
@@ -130,9 +131,10 @@ class NatsBus:
         """See Bus.request."""
         self._check(subject, data)
         try:
-            answer = await self._client.request(
-                subject, data, timeout=timeout_s, headers=dict(headers) if headers else None
-            )
+            with kept_cancellation():
+                answer = await self._client.request(
+                    subject, data, timeout=timeout_s, headers=dict(headers) if headers else None
+                )
         except errors.NoRespondersError:
             raise NoRespondersError(f"nobody listens on {subject}; start the service first") from (
                 None
