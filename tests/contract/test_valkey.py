@@ -280,3 +280,106 @@ async def wait_for_disk(server: EmbeddedServer) -> None:
     """Return once all writes so far are in the append-only file as the disk has it."""
     async with Redis.from_url(server.url, protocol=2) as client:
         await client.execute_command("WAITAOF", 1, 0, 5000)
+
+
+class TestDamage:
+    """Somebody else writes into our keys: one bad record must not stop the others."""
+
+    @pytest.mark.parametrize("damage", ["wrong type", "canvas", "spec", "step", "state"])
+    async def test_a_damaged_record_counts_as_missing_and_can_be_struck_off(
+        self, open_store: OpenStore, server: EmbeddedServer, redis: Redis, damage: str
+    ) -> None:
+        store = await open_store(server.url)
+        good, bad = await admitted(store), await admitted(store)
+        if damage == "wrong type":
+            await redis.set(keys.record(bad), "x")
+        else:
+            await redis.hset(keys.record(bad), damage, "x")
+        found = await store.load([bad, good])
+        assert found[0] is None
+        assert found[1] is not None
+        await store.fail(bad, term=1, error="its record is damaged")
+        assert await store.active() == [good]
+
+    async def test_a_record_of_the_wrong_type_stops_nobody_elses_commit(
+        self, open_store: OpenStore, server: EmbeddedServer, redis: Redis
+    ) -> None:
+        store = await open_store(server.url)
+        good, bad = await admitted(store), await admitted(store)
+        await redis.set(keys.record(bad), "x")
+        outcomes = await store.commit([step_of(bad, 1, {0: 7}), step_of(good, 1, {0: 7})])
+        assert outcomes == ["terminal", "committed"]
+        assert (await store.reassign(bad, term=1, owner="w", expected_epoch=1)).outcome == "missing"
+
+    async def test_a_deleted_record_leaves_the_active_set_at_the_next_write(
+        self, open_store: OpenStore, server: EmbeddedServer, redis: Redis
+    ) -> None:
+        store = await open_store(server.url)
+        ids = [await admitted(store) for _ in range(2)]
+        await redis.delete(*map(keys.record, ids))
+        await store.fail(ids[0], term=1, error="lost")
+        await store.cancel(ids[1], reason="lost")
+        assert await store.active() == []
+
+    async def test_a_stream_of_the_wrong_type_is_begun_anew(
+        self, open_store: OpenStore, server: EmbeddedServer, redis: Redis
+    ) -> None:
+        store = await open_store(server.url)
+        id_ = await admitted(store)
+        await store.commit([step_of(id_, 1, {0: 7})])
+        await redis.set(keys.stream(id_), "x")
+        assert await store.deltas(id_) == []
+        assert await store.commit([step_of(id_, 2, {1: 8})]) == ["committed"]
+        assert [delta.step for delta in await store.deltas(id_)] == [2]
+
+    async def test_an_entry_that_is_no_step_is_skipped(
+        self, open_store: OpenStore, server: EmbeddedServer, redis: Redis
+    ) -> None:
+        store = await open_store(server.url)
+        id_ = await admitted(store)
+        await redis.xadd(keys.stream(id_), {"step": "one"}, id="0-5")
+        await store.commit([step_of(id_, 1, {0: 7})])
+        assert [delta.step for delta in await store.deltas(id_)] == [1]
+
+    @pytest.mark.parametrize("text", ["x", "1e+17"])
+    async def test_lease_and_terms_that_are_none_are_taken(
+        self, open_store: OpenStore, server: EmbeddedServer, redis: Redis, text: str
+    ) -> None:
+        store = await open_store(server.url)
+        for key in (keys.LEASE, keys.LEASE_TERM, *map(keys.term, range(keys.N_SHARDS))):
+            await redis.set(key, text)
+        term = await store.take_lease("a", ttl_s=60)
+        assert term is not None
+        assert await store.renew_lease("a", term=term, ttl_s=60)
+
+    async def test_a_lease_of_the_wrong_type_is_explained(
+        self, open_store: OpenStore, server: EmbeddedServer, redis: Redis
+    ) -> None:
+        store = await open_store(server.url)
+        await redis.lpush(keys.LEASE, "x")
+        with pytest.raises(StoreUnavailableError, match=r"another program .* database of its own"):
+            await store.take_lease("a", ttl_s=60)
+
+    async def test_a_high_term_is_kept_exactly(
+        self, open_store: OpenStore, server: EmbeddedServer
+    ) -> None:
+        store = await open_store(server.url)
+        assert await store.take_lease("a", ttl_s=60, min_term=2**50) == 2**50
+        assert await store.renew_lease("a", term=2**50, ttl_s=60)
+        await store.release_lease("a", term=2**50)
+        assert await store.take_lease("b", ttl_s=60) == 2**50 + 1
+
+
+async def test_every_cancelled_call_ends_cancelled(
+    open_store: OpenStore, server: EmbeddedServer
+) -> None:
+    store = await open_store(server.url)
+    await store.load(["warm"])
+    for n_turns in range(40):
+        call = asyncio.create_task(store.load(["x"]))
+        for _ in range(n_turns):
+            await asyncio.sleep(0)
+        if not call.done():
+            call.cancel()
+            await asyncio.wait([call])
+            assert call.cancelled(), n_turns

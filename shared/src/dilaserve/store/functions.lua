@@ -3,12 +3,25 @@
 -- term of one shard share a hash tag, so that one function may touch all four in a cluster.
 -- Canvas and prompt are int32, little endian; -1 stands for a masked position.
 
+-- Keys that others have damaged count as missing: one bad record must not stop the rest.
+
 local MASKED = '\255\255\255\255'
 local TERMINAL = { done = true, cancelled = true, failed = true }
 
+-- The number in a string; 0 for false, nil and whatever is none.
+local function number(text)
+  return tonumber(text or '0') or 0
+end
+
+-- Fields of a record; none where the key holds no hash.
+local function read(record, ...)
+  local stored = redis.pcall('HMGET', record, ...)
+  return stored.err and {} or stored
+end
+
 -- Refuse a scheduler that has been replaced; remember the highest term seen.
 local function is_stale(term_key, term)
-  local stored = tonumber(redis.call('GET', term_key) or '0')
+  local stored = number(redis.call('GET', term_key))
   if tonumber(term) < stored then return true end
   if tonumber(term) > stored then redis.call('SET', term_key, term) end
   return false
@@ -24,13 +37,13 @@ local function new(keys, args)
 end
 
 local function placement(record)
-  local stored = redis.call('HMGET', record, 'state', 'epoch', 'step', 'owner', 'attempts')
+  local stored = read(record, 'state', 'epoch', 'step', 'owner', 'attempts')
   return {
     state = stored[1],
-    epoch = tonumber(stored[2] or '0'),
-    step = tonumber(stored[3] or '0'),
+    epoch = number(stored[2]),
+    step = number(stored[3]),
     owner = stored[4] or '',
-    attempts = tonumber(stored[5] or '0'),
+    attempts = number(stored[5]),
   }
 end
 
@@ -76,11 +89,18 @@ local function finish(record, stream, active, id, retention_ms, ...)
   redis.call('PEXPIRE', stream, retention_ms)
 end
 
+-- The state of a record. One that is missing is struck off the active set, too.
+local function state_of(record, active, id)
+  local state = read(record, 'state')[1]
+  if not state then redis.call('SREM', active, id) end
+  return state
+end
+
 local function fail(keys, args)
   local record, stream, active, term_key = keys[1], keys[2], keys[3], keys[4]
   local id, retention_ms, term, why = args[1], args[2], args[3], args[4]
   if is_stale(term_key, term) then return 'stale_term' end
-  local state = redis.call('HGET', record, 'state')
+  local state = state_of(record, active, id)
   if not state then return 'missing' end
   if TERMINAL[state] then return 'terminal' end
   finish(record, stream, active, id, retention_ms, 'state', 'failed', 'term', term, 'error', why)
@@ -90,7 +110,7 @@ end
 local function cancel(keys, args)
   local record, stream, active = keys[1], keys[2], keys[3]
   local id, retention_ms, why = args[1], args[2], args[3]
-  local state = redis.call('HGET', record, 'state')
+  local state = state_of(record, active, id)
   if not state then return 'missing' end
   if TERMINAL[state] then return 'terminal' end
   finish(record, stream, active, id, retention_ms, 'state', 'cancelled', 'error', why)
@@ -141,6 +161,14 @@ local function missing_tokens(stored, canvas, step_positions, step_confidences)
   return list(positions), list(tokens), list(confidences)
 end
 
+-- A stream that takes no further entry is not this record's: the record is the truth.
+local function append(stream, ...)
+  if redis.pcall('XADD', stream, ...).err then
+    redis.call('DEL', stream)
+    redis.call('XADD', stream, ...)
+  end
+end
+
 local function commit(keys, args)
   local record, stream, active = keys[1], keys[2], keys[3]
   local id, retention_ms, epoch, step = args[1], args[2], args[3], tonumber(args[4])
@@ -150,9 +178,9 @@ local function commit(keys, args)
   local packed_positions, packed_tokens, canvas = args[15], args[16], args[17]
   local cache_mode = args[18]
 
-  local stored = redis.call('HMGET', record, 'state', 'epoch', 'step', 'canvas')
-  local state, stored_step, stored_canvas = stored[1], tonumber(stored[3] or '0'), stored[4]
-  if not state or state == 'cancelled' or state == 'failed' then return 'terminal' end
+  local stored = read(record, 'state', 'epoch', 'step', 'canvas')
+  local state, stored_step, stored_canvas = stored[1], number(stored[3]), stored[4]
+  if not state or not stored_canvas or state == 'cancelled' or state == 'failed' then return 'terminal' end
   if stored[2] ~= epoch then return 'fenced' end
   if step <= stored_step then return 'duplicate' end
   if state == 'done' then return 'terminal' end
@@ -170,7 +198,7 @@ local function commit(keys, args)
   end
 
   redis.call('HSET', record, 'step', step, 'canvas', canvas, 'stats', stats)
-  redis.call('XADD', stream, step .. '-1', 'step', step, 'epoch', epoch, 'block', block,
+  append(stream, step .. '-1', 'step', step, 'epoch', epoch, 'block', block,
     'kind', kind, 'threshold', threshold, 'worker', worker, 'latency_ms', latency_ms,
     'positions', positions, 'tokens', tokens, 'confidences', confidences,
     'cache_mode', cache_mode, 'finish_reason', finish_reason)
@@ -182,14 +210,18 @@ local function commit(keys, args)
 end
 
 -- The lease is '<term> <holder>', so that only the very one who took it can extend it.
+local function lease_of(term, holder)
+  return string.format('%.0f %s', term, holder)  -- not `..`, which rounds terms above 10^14
+end
+
 local function take_lease(keys, args)
   local lease, term_key = keys[1], keys[2]
   local holder, ttl_ms, min_term = args[1], args[2], tonumber(args[3])
-  local held = redis.call('GET', lease)
-  if held and string.match(held, '^%d+ (.*)$') ~= holder then return false end
-  local term = math.max(tonumber(redis.call('GET', term_key) or '0') + 1, min_term)
+  local holds = string.match(redis.call('GET', lease) or '', '^%d+ (.*)$')
+  if holds and holds ~= holder then return false end
+  local term = math.max(number(redis.call('GET', term_key)) + 1, min_term)
   redis.call('SET', term_key, term)
-  redis.call('SET', lease, term .. ' ' .. holder, 'PX', ttl_ms)
+  redis.call('SET', lease, lease_of(term, holder), 'PX', ttl_ms)
   return term
 end
 

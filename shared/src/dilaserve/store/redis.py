@@ -3,10 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from redis import exceptions
 
 from dilaserve.store import keys
-from dilaserve.store.encoding import commit_arguments, request_fields, to_delta, to_record
+from dilaserve.store.encoding import (
+    DamagedError,
+    commit_arguments,
+    request_fields,
+    to_delta,
+    to_record,
+)
 from dilaserve.store.records import (
     AdmitAnswer,
     CancelAnswer,
@@ -23,6 +33,10 @@ from dilaserve.store.server import RedisServer, function_call, open_server
 from dilaserve.store.steps import check_commit, outside
 
 _RECORDS_A_ROUND_TRIP = 256
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 async def connect_redis(
@@ -126,7 +140,7 @@ class RedisStore:
         predecessor that still thinks it is the scheduler is refused everywhere."""
         shards = range(keys.N_SHARDS)
         shard_terms = await self._server.commands([["GET", keys.term(shard)] for shard in shards])
-        min_term = max(min_term, *(int(term or 0) + 1 for term in shard_terms))
+        min_term = max(min_term, *(_number(term) + 1 for term in shard_terms))
         term: int | None = await self._server.command(
             function_call(
                 "dls_take_lease",
@@ -188,16 +202,21 @@ class RedisStore:
         records: list[RequestRecord | None] = []
         for start in range(0, len(request_ids), _RECORDS_A_ROUND_TRIP):
             chunk = request_ids[start : start + _RECORDS_A_ROUND_TRIP]
-            hashes = await self._server.commands([["HGETALL", keys.record(id_)] for id_ in chunk])
-            records += [to_record(fields) if fields else None for fields in hashes]
+            hashes = await self._server.answers([["HGETALL", keys.record(id_)] for id_ in chunk])
+            records += [
+                _readable(keys.record(id_), to_record, fields) if fields else None
+                for id_, fields in zip(chunk, hashes, strict=True)
+            ]
         return records
 
     async def deltas(self, request_id: str, *, after_step: int = 0) -> list[Delta]:
         """See Store.deltas."""
-        entries = await self._server.command(
-            ["XRANGE", keys.stream(request_id), f"({after_step}-1", "+"]
-        )
-        return [to_delta(fields) for _, fields in entries]
+        key = keys.stream(request_id)
+        [entries] = await self._server.answers([["XRANGE", key, f"({after_step}-1", "+"]])
+        if isinstance(entries, exceptions.ResponseError):
+            entries = [(b"", entries)]
+        deltas = [_readable(key, to_delta, fields) for _, fields in entries]
+        return [delta for delta in deltas if delta is not None]
 
     async def run_id(self) -> str:
         """See Store.run_id."""
@@ -217,6 +236,21 @@ class RedisStore:
 def _end_keys(request_id: str) -> list[str]:
     active = keys.active(keys.shard_of(request_id))
     return [keys.record(request_id), keys.stream(request_id), active]
+
+
+def _readable(key: str, decode: Callable[[Mapping[bytes, bytes]], T], fields: Any) -> T | None:
+    """What `fields` hold; None where that is damaged, since one bad key must not stop the rest."""
+    try:
+        if isinstance(fields, exceptions.ResponseError):
+            raise DamagedError(str(fields))
+        return decode(fields)
+    except DamagedError as error:
+        logger.error("%s is damaged and counts as missing: %s", key, error)
+        return None
+
+
+def _number(text: bytes | None) -> int:
+    return int(text) if text is not None and text.isdigit() else 0
 
 
 def _milliseconds(seconds: float) -> int:

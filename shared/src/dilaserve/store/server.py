@@ -17,6 +17,7 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from dilaserve.cancellation import kept_cancellation
 from dilaserve.errors import SettingsError, StoreUnavailableError
 from dilaserve.store.encoding import Field
 from dilaserve.urls import without_secrets
@@ -45,6 +46,10 @@ _BY_CODE = {
     "MISCONF": "the store cannot write to its disk: free some space",
     "NOREPLICAS": "too few replicas follow: start them, or lower min-replicas-to-write",
     "BUSY": "another script runs: try again",
+    "WRONGTYPE": (
+        "a key of DiLaServe's holds something else, so another program writes here: give "
+        "DILASERVE_REDIS_URL a database of its own, or delete the keys 'dlm:*'"
+    ),
 }
 
 Command = Sequence[Field]
@@ -82,9 +87,17 @@ class RedisServer:
         return answer
 
     async def commands(self, commands: Sequence[Command], *, retry: bool = True) -> list[Any]:
+        """As `answers`, but raises the first error once all have been carried out."""
+        answers = await self.answers(commands, retry=retry)
+        for answer in answers:
+            if isinstance(answer, exceptions.ResponseError):
+                raise self._explain(answer)
+        return answers
+
+    async def answers(self, commands: Sequence[Command], *, retry: bool = True) -> list[Any]:
         """Carry out commands in one round trip, each atomic by itself, and again after a lost
-        connection unless `retry` forbids it. Raises the first error once all have been carried
-        out; StoreUnavailableError for trouble that may pass."""
+        connection unless `retry` forbids it. A key of the wrong type answers with its error.
+        Raises StoreUnavailableError for trouble that may pass."""
         answers = await self._attempts(commands, retry=retry)
         lost = [i for i, answer in enumerate(answers) if _is_unknown_function(answer)]
         if lost:  # the server was restarted without its data
@@ -93,7 +106,7 @@ class RedisServer:
             for i, answer in zip(lost, again, strict=True):
                 answers[i] = answer
         for answer in answers:
-            if isinstance(answer, exceptions.ResponseError):
+            if isinstance(answer, exceptions.ResponseError) and not _is_wrong_type(answer):
                 raise self._explain(answer)
         return answers
 
@@ -124,10 +137,11 @@ class RedisServer:
                 raise self._explain(error) from error
 
     async def _pipeline(self, commands: Sequence[Command]) -> list[Any]:
-        async with self.client.pipeline(transaction=False) as pipeline:
-            for command in commands:
-                pipeline.execute_command(*command)
-            return await pipeline.execute(raise_on_error=False)
+        with kept_cancellation():
+            async with self.client.pipeline(transaction=False) as pipeline:
+                for command in commands:
+                    pipeline.execute_command(*command)
+                return await pipeline.execute(raise_on_error=False)
 
     def _explain(self, error: Exception) -> Exception:
         if isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError):
@@ -169,6 +183,10 @@ async def _load_patiently(server: RedisServer, deadline_s: float) -> None:
                 announced = True
                 logger.warning("waiting for the store: %s", error)
             await asyncio.sleep(0.2)
+
+
+def _is_wrong_type(error: exceptions.ResponseError) -> bool:
+    return str(error).startswith("WRONGTYPE")
 
 
 def _is_unknown_function(answer: object) -> bool:
