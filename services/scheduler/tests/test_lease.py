@@ -67,3 +67,13 @@ async def test_while_the_store_is_away_nothing_changes() -> None:
     assert not await first.raise_above(6)
     await first.release()
     store.down = False
+
+
+async def test_it_waits_for_a_store_that_is_away() -> None:
+    store = MemoryStore()
+    store.down = True
+    waiting = asyncio.create_task(Lease(store, holder="s1", ttl_s=5.0).take())
+    await asyncio.sleep(0.3)
+    assert not waiting.done()
+    store.down = False
+    assert await asyncio.wait_for(waiting, 2.0) == 1

@@ -35,15 +35,19 @@ class Lease:
 
     async def take(self) -> int:
         """Wait until nobody else holds it, and return its term."""
-        waiting = False
+        reason = ""
         while True:
-            term = await self._try_take(min_term=0)
+            try:
+                term = await self._try_take(min_term=0)
+                why = "another scheduler holds it"
+            except StoreUnavailableError as error:
+                term, why = None, str(error)
             if term is not None:
                 self.term = term
                 return term
-            if not waiting:
-                log.info("another scheduler holds the lease; standing by")
-            waiting = True
+            if why != reason:
+                log.info("standing by for the lease: %s", why)
+            reason = why
             await asyncio.sleep(STANDBY_POLL_S)
 
     async def keep_once(self) -> bool:

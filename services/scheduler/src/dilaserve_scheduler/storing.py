@@ -77,8 +77,10 @@ class StoreCalls:
         request_ids = await self._until_answered(self._store.active)
         records: list[StoredRequest] = []
         for chunk in _chunks(request_ids):
-            found, _ = await self._read(chunk)
+            found, absent = await self._read(chunk)
             records.extend(record for record in found if record.state == "active")
+            for request_id in absent:
+                await self._strike_off(request_id)
         return tuple(records)
 
     async def _admit(self, effect: Admit) -> None:
@@ -109,7 +111,17 @@ class StoreCalls:
     async def _load(self, effect: Load) -> None:
         for chunk in _chunks(effect.request_ids):
             records, absent = await self._read(chunk)
+            for request_id in absent:  # a damaged or listed record would be read for ever
+                await self._strike_off(request_id)
             self._answer(Loaded(effect.op, records, absent))
+
+    async def _strike_off(self, request_id: str) -> None:
+        """End what has no readable record, so that the store lists it no longer."""
+        await self._until_answered(
+            lambda: self._store.fail(
+                request_id, term=self._term(), error="its record is lost; send it again"
+            )
+        )
 
     async def _list_active(self) -> None:
         self._answer(ActiveListed(tuple(await self._until_answered(self._store.active))))
