@@ -78,3 +78,14 @@ def test_reference_rows_have_name_type_default_and_help() -> None:
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         load(CommonSettings, {}).nats_url = "nats://elsewhere"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf"])
+def test_no_setting_is_infinite_or_no_number(text: str) -> None:
+    with pytest.raises(SettingsError, match=f"DILASERVE_MARGIN='{text}': .*use for example 0.9"):
+        load(ExampleSettings, {"DILASERVE_MODEL": "m", "DILASERVE_MARGIN": text})
+
+
+def test_a_setting_out_of_its_range_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"DILASERVE_METRICS_PORT='70000': .*65535.*example -1"):
+        load(ExampleSettings, {"DILASERVE_MODEL": "m", "DILASERVE_METRICS_PORT": "70000"})

@@ -6,6 +6,7 @@ an `Annotated[type, "help"]`, from which docs/reference.md is generated.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -14,6 +15,10 @@ import msgspec
 from dilaserve.errors import SettingsError
 
 PREFIX = "DILASERVE_"
+
+POSITIVE = msgspec.Meta(gt=0)
+NOT_NEGATIVE = msgspec.Meta(ge=0)
+AT_LEAST_ONE = msgspec.Meta(ge=1)
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -28,7 +33,9 @@ class CommonSettings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: Annotated[str, "debug, info, warning or error"] = "info"
     metrics_host: Annotated[str, "address of the Prometheus listener"] = "127.0.0.1"
     metrics_port: Annotated[
-        int, "port of the Prometheus listener; 0 takes a free one, -1 none"
+        int,
+        "port of the Prometheus listener; 0 takes a free one, -1 none",
+        msgspec.Meta(ge=-1, le=65535),
     ] = -1
     crash_at: Annotated[str, "fault tests only: `point:count` at which to die; empty: never"] = ""
     otlp_endpoint: Annotated[str, "OTLP/HTTP collector, e.g. http://collector:4318; empty: off"] = (
@@ -45,9 +52,15 @@ def load(struct: type[T], environ: Mapping[str, str]) -> T:
         if environ.get(variable(name))
     }
     try:
-        return msgspec.convert(values, struct, strict=False)
+        settings = msgspec.convert(values, struct, strict=False)
     except msgspec.ValidationError as error:
         raise SettingsError(_explain(struct, values, error)) from error
+    for name in values:
+        value = getattr(settings, name)
+        if isinstance(value, float) and not math.isfinite(value):
+            remedy = _remedy(struct, name)
+            raise SettingsError(f"{variable(name)}={values[name]!r}: no finite number{remedy}")
+    return settings
 
 
 def variable(name: str) -> str:
@@ -70,19 +83,22 @@ def _explain(
     text = str(error)
     for name, raw in values.items():
         if f"`$.{name}`" in text:
-            field = next(f for f in msgspec.structs.fields(struct) if f.name == name)
-            remedy = (
-                f"; use for example {field.default!r}"
-                if field.default is not msgspec.NODEFAULT
-                else ""
-            )
-            return f"{variable(name)}={raw!r}: {text.split(' - ')[0].lower()}{remedy}"
+            complaint = text.split(" - ")[0]
+            complaint = complaint[:1].lower() + complaint[1:]
+            return f"{variable(name)}={raw!r}: {complaint}{_remedy(struct, name)}"
     missing = [
         variable(f.name)
         for f in msgspec.structs.fields(struct)
         if f.required and f.name not in values
     ]
     return f"{', '.join(missing)} not set; {text}"
+
+
+def _remedy(struct: type[msgspec.Struct], name: str) -> str:
+    field = next(f for f in msgspec.structs.fields(struct) if f.name == name)
+    if field.default is msgspec.NODEFAULT:
+        return ""
+    return "; or leave it unset" if field.default == "" else f"; use for example {field.default!r}"
 
 
 def _type_name(hint: Any) -> str:

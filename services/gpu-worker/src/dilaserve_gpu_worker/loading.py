@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import socket
 from pathlib import Path
@@ -32,7 +33,7 @@ CPU_FULL_SEQUENCES = 64
 def load_engine(settings: WorkerSettings) -> tuple[Engine, InstanceInfo]:
     """Load the model of `settings.model` and build its engine.
     Raises ModelFolderError, SettingsError."""
-    torch.set_num_threads(_at_least("threads", settings.threads, 1))
+    torch.set_num_threads(settings.threads)
     folder = Path(settings.model)
     model = load_model(
         folder, device=choose_device(settings.device), dtype=choose_dtype(settings.dtype)
@@ -42,9 +43,9 @@ def load_engine(settings: WorkerSettings) -> tuple[Engine, InstanceInfo]:
         model,
         cache_mode=settings.cache_mode,
         n_kv_tokens=n_kv_tokens,
-        max_batch_tokens=_at_least("max_batch_tokens", settings.max_batch_tokens, 1),
+        max_batch_tokens=settings.max_batch_tokens,
     )
-    name = settings.worker_name or socket.gethostname().replace(".", "-")  # one word of a subject
+    name = settings.worker_name or re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())
     return engine, InstanceInfo(
         instance_id=f"{name}-{secrets.token_hex(2)}",
         name=name,
@@ -52,7 +53,7 @@ def load_engine(settings: WorkerSettings) -> tuple[Engine, InstanceInfo]:
         weights_hash=weights_hash(folder),
         tp_degree=1,
         cache_mode=settings.cache_mode,
-        block_length=_at_least("block_length", settings.block_length, 1),
+        block_length=settings.block_length,
         max_batch_tokens=settings.max_batch_tokens,
         n_kv_tokens=engine.n_free_kv_tokens,
         max_sequence_length=model.config.max_sequence_length,
@@ -81,18 +82,10 @@ def _n_kv_tokens(settings: WorkerSettings, model: LLaDA) -> int:
     if settings.cache_mode == "none":
         return 0
     if settings.kv_tokens:
-        return _at_least("kv_tokens", settings.kv_tokens, 1)
+        return settings.kv_tokens
     n_bytes = kv_bytes_per_token(model.config, model.dtype)
     if model.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(model.device)
         return int(GPU_SHARE * free) // n_bytes
     fits = int(CPU_SHARE * psutil.virtual_memory().available) // n_bytes
     return min(fits, CPU_FULL_SEQUENCES * model.config.max_sequence_length)
-
-
-def _at_least(name: str, value: int, least: int) -> int:
-    if value < least:
-        raise SettingsError(
-            f"DILASERVE_{name.upper()}={value} is below {least}; leave it unset for the default"
-        )
-    return value

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from msgspec import Meta
+
 from dilaserve.messages import CacheMode
-from dilaserve.settings import CommonSettings
+from dilaserve.settings import AT_LEAST_ONE, NOT_NEGATIVE, CommonSettings
 
 
 class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
@@ -14,16 +16,26 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
     model: Annotated[str, "folder of the model: config.json and *.safetensors"]
     model_name: Annotated[str, "id of the model in the API; empty: the folder's name"] = ""
     worker_name: Annotated[
-        str, "name of the instance that survives a restart of its process; empty: the host's name"
+        str,
+        "name of the instance that survives a restart of its process; empty: the host's name",
+        Meta(pattern=r"^[A-Za-z0-9_-]{0,200}\Z"),  # one word of a subject
     ] = ""
-    block_length: Annotated[int, "tokens in a block"] = 32
+    block_length: Annotated[int, "tokens in a block", AT_LEAST_ONE] = 32
     cache_mode: Annotated[CacheMode, "none, prefix or dual"] = "dual"
     device: Annotated[str, "auto, cpu, cuda or cuda:N"] = "auto"
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], "type of weights"] = "auto"
-    max_batch_tokens: Annotated[int, "most tokens computed in one forward pass"] = 8192
-    kv_tokens: Annotated[int, "size of the KV pool in tokens; 0: sized from free memory"] = 0
-    threads: Annotated[int, "torch threads of one process"] = 1
+    max_batch_tokens: Annotated[int, "most tokens computed in one forward pass", AT_LEAST_ONE] = (
+        8192
+    )
+    kv_tokens: Annotated[
+        int, "size of the KV pool in tokens; 0: sized from free memory", NOT_NEGATIVE
+    ] = 0
+    threads: Annotated[int, "torch threads of one process", AT_LEAST_ONE] = 1
     cpu_affinity: Annotated[str, "cores to run on, such as 0 or 0,1; empty: any"] = ""
-    heartbeat_ms: Annotated[int, "time between two heartbeats"] = 250
-    start_timeout_s: Annotated[float, "how long to wait for NATS and Redis at the start"] = 30.0
-    stop_timeout_s: Annotated[float, "how long a stop waits for the store to answer"] = 5.0
+    heartbeat_ms: Annotated[int, "time between two heartbeats", AT_LEAST_ONE] = 250
+    start_timeout_s: Annotated[
+        float, "how long to wait for NATS and Redis at the start", NOT_NEGATIVE
+    ] = 30.0
+    stop_timeout_s: Annotated[
+        float, "how long a stop waits for the store to answer", NOT_NEGATIVE
+    ] = 5.0

@@ -38,8 +38,8 @@ def environment(make_folder, monkeypatch):
         ("CPU_AFFINITY", "999", "DILASERVE_CPU_AFFINITY='999'"),
         ("CPU_AFFINITY", "first", "DILASERVE_CPU_AFFINITY='first'"),
         ("DEVICE", "abacus", "device 'abacus' is unknown"),
-        ("THREADS", "0", "DILASERVE_THREADS=0 is below 1"),
-        ("KV_TOKENS", "-5", "DILASERVE_KV_TOKENS=-5 is below 1"),
+        ("THREADS", "0", "DILASERVE_THREADS='0': expected `int` >= 1"),
+        ("KV_TOKENS", "-5", "DILASERVE_KV_TOKENS='-5': expected `int` >= 0"),
         ("NATS_URL", "nats://127.0.0.1:9", "no NATS server answers"),
     ],
 )
