@@ -82,7 +82,10 @@ def bus_messages() -> str:
     """Every message, and the structs within them, as JSON fields."""
     sections = [
         "## Messages",
-        "JSON, tagged by `type`. Fields that a receiver does not know are skipped.",
+        "JSON, tagged by `type`. Fields that a receiver does not know are skipped. `Count` is an "
+        "integer from 0 to 2^40, `Number` one of either sign, `TokenId` one below 2^31, `Word` one "
+        "token of a subject: letters, digits, `-` and `_`. Anything else is counted, logged and "
+        "dropped.",
     ]
     for title, union in DIRECTIONS.items():
         kinds = get_args(union) or (union,)
