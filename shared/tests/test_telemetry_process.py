@@ -213,3 +213,29 @@ def test_a_line_holds_time_level_service_text_and_trace() -> None:
 def test_a_log_level_that_there_is_not_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"DILASERVE_LOG_LEVEL='loud'.*use for example info"):
         start(log_level="loud")
+
+
+def test_a_flood_of_one_kind_of_line_is_cut_and_counted() -> None:
+    bursts = logs.Bursts()
+
+    def lines(template: str, n: int, at_s: float, level: int = logging.WARNING) -> list[str]:
+        records = [logging.LogRecord("x", level, "x.py", 1, template, (i,), None) for i in range(n)]
+        for record in records:
+            record.created = at_s
+        formatter = logs.LineFormatter("x-0001")
+        return [formatter.format(record) for record in records if bursts.filter(record)]
+
+    assert len(lines("dropped %d", 500, 0.0)) == logs.BURST
+    assert len(lines("another %d", 5, 0.0)) == 5
+    assert len(lines("in detail %d", 500, 0.0, logging.DEBUG)) == 500
+    after = lines("dropped %d", 2, logs.WINDOW_S)
+    assert after[0].endswith("dropped 0 (480 more like this were left out before)")
+    assert after[1].endswith("dropped 1")
+
+
+def test_bursts_remember_a_bounded_number_of_kinds() -> None:
+    bursts = logs.Bursts()
+    for n in range(3 * logs.N_KINDS):
+        record = logging.LogRecord("x", logging.WARNING, "x.py", 1, f"kind {n}", (), None)
+        assert bursts.filter(record)
+    assert len(bursts._seen) == logs.N_KINDS

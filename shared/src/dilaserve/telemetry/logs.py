@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections import OrderedDict
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TextIO
 
@@ -21,6 +23,14 @@ QUIET_S = 60.0
 """The exporter of spans says the same of a collector that is down only once in this time."""
 
 
+WINDOW_S = 10.0
+BURST = 20
+"""Lines of one kind written within WINDOW_S; more would only fill the disk."""
+LEFT_OUT = "n_left_out"
+N_KINDS = 1024
+"""Kinds of lines remembered."""
+
+
 class LineHandler(logging.StreamHandler[TextIO]):
     """Writes lines to a stream."""
 
@@ -35,6 +45,8 @@ class LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The record as one line, a traceback included."""
         text = record.getMessage()
+        if n_left_out := getattr(record, LEFT_OUT, 0):
+            text += f" ({n_left_out} more like this were left out before)"
         if record.exc_info:
             text += "\n" + self.formatException(record.exc_info)
         at = datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S")
@@ -62,6 +74,36 @@ class CollectorDown(logging.Filter):
         return fresh
 
 
+class Bursts(logging.Filter):
+    """Lets so many lines of one kind pass at a time, and has the next one say how many it did
+    not. A kind is a message before its values are filled in. Debug lines always pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: OrderedDict[tuple[str, object], _Burst] = OrderedDict()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to write the record."""
+        if record.levelno <= logging.DEBUG:
+            return True
+        kind = (record.name, record.msg)
+        burst = self._seen.get(kind)
+        if burst is None or record.created - burst.began_s >= WINDOW_S:
+            setattr(record, LEFT_OUT, max(0, burst.n - BURST) if burst else 0)
+            self._seen[kind] = burst = _Burst(record.created)
+            self._seen.move_to_end(kind)
+            if len(self._seen) > N_KINDS:
+                self._seen.popitem(last=False)
+        burst.n += 1
+        return burst.n <= BURST
+
+
+@dataclass(slots=True)
+class _Burst:
+    began_s: float
+    n: int = 0
+
+
 def install(level: str, service_id: str, stream: TextIO | None = None) -> LineHandler:
     """Make the root logger write to `stream` (default stderr). Raises SettingsError for a level
     that there is not. Undone by `remove`."""
@@ -72,6 +114,7 @@ def install(level: str, service_id: str, stream: TextIO | None = None) -> LineHa
     handler = LineHandler(stream or sys.stderr)
     handler.setFormatter(LineFormatter(service_id))
     handler.addFilter(CollectorDown())
+    handler.addFilter(Bursts())
     logging.getLogger().addHandler(handler)
     logging.getLogger().setLevel(LEVELS[level.lower()])
     return handler
