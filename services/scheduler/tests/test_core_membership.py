@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
+from dilaserve.messages import InstanceUp
 from dilaserve_scheduler.core.effects import Admit, Log, Reassign
 from dilaserve_scheduler.core.events import ActiveListed
 from dilaserve_scheduler.core.membership import Members
@@ -155,3 +160,16 @@ def test_an_instance_that_returns_gets_numbers_above_those_it_has_seen() -> None
     effects = driver.admitted(only(driver.submit(), Admit))
     assert item(effects, "a-0001").request_id == "r"
     assert driver.core.instances()[0].seq == 42
+
+
+@pytest.mark.parametrize(
+    "change", [{"weights_hash": "other"}, {"cache_mode": "none"}, {"block_length": 4}]
+)
+def test_instances_of_one_model_that_differ_are_told_of(change: dict[str, Any]) -> None:
+    driver = Driver()
+    driver.up("a-0001")
+    effects = driver.give(InstanceUp(info=info("b-0001", **change)))
+    (warning,) = [e for e in every(effects, Log) if e.level == "warning"]
+    assert "changes its course" in warning.text
+    same = driver.give(InstanceUp(info=info("c-0001", model_id="another", **change)))
+    assert [e for e in every(same, Log) if e.level == "warning"] == []

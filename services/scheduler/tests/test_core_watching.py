@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dilaserve.messages import StepCommand
 from dilaserve_scheduler.core import CoreSettings
-from dilaserve_scheduler.core.effects import Load, Reassign, Send
+from dilaserve_scheduler.core.effects import Effect, Fail, Load, Reassign, Send
 from dilaserve_scheduler.core.events import Loaded
 
 from .driver import Driver, command, every, item, only, stored
@@ -124,3 +124,53 @@ def test_while_a_move_is_not_answered_neither_side_is_disturbed() -> None:
     call = only(driver.beats(2.25, "b-0001"), Reassign)
     assert driver.beat("b-0001", ("r", 2, 0)) == []
     assert item(driver.reassigned(call), "b-0001").epoch == 2
+
+
+def heard_and_deaf(driver: Driver, seconds: float, deaf: str, *others: str) -> list[Effect]:
+    """Time passes; `deaf` sends heartbeats, takes no command, and the store has nothing new."""
+    effects: list[Effect] = []
+    for _ in range(round(seconds / 0.25)):
+        effects += driver.beats(0.25, *others)
+        news = driver.beat(deaf, seq=0)
+        for load in every(news, Load):
+            news += driver.give(Loaded(load.op, (stored("r", owner=deaf),), ()))
+        effects += news
+    return effects
+
+
+def test_an_owner_that_takes_no_command_loses_the_request_to_another() -> None:
+    driver = Driver("a-0001", "b-0001")
+    driver.admit()
+    effects = heard_and_deaf(driver, 8.0, "a-0001", "b-0001")
+    move = only(effects, Reassign)
+    assert (move.owner, move.owner_died) == ("b-0001", False)
+    driver.reassigned(move)
+    driver.wait(60.0)
+    assert driver.request().refused_by == {"a-0001"}
+
+
+def test_where_there_is_no_other_it_fails_in_the_end() -> None:
+    driver = Driver("a-0001")
+    driver.admit()
+    assert every(heard_and_deaf(driver, 20.0, "a-0001"), Fail) == []
+    assert "a-0001 takes no commands" in only(heard_and_deaf(driver, 20.0, "a-0001"), Fail).error
+
+
+def test_an_owner_that_is_held_up_by_another_request_is_not_deaf() -> None:
+    driver = Driver("a-0001", "b-0001")
+    driver.admit()
+    for _ in range(100):
+        driver.beats(0.25, "b-0001")
+        for load in every(driver.beat("a-0001", ("another", 1, 3), seq=0), Load):
+            driver.give(Loaded(load.op, (stored("r"),), ()))
+    owner = driver.request().instance
+    assert owner is not None
+    assert owner.instance_id == "a-0001"
+
+
+def test_while_the_store_is_away_nobody_is_deaf() -> None:
+    driver = Driver("a-0001", "b-0001")
+    driver.admit()
+    for _ in range(200):
+        driver.beats(0.25, "b-0001")
+        assert every(driver.beat("a-0001", seq=0), Reassign) == []

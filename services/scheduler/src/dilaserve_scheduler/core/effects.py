@@ -31,7 +31,7 @@ MoveCause = Literal["died", "left", "misplaced", "placed", "moved", "fenced"]
 refused before it got the request; placed: it was parked; moved: the policy wants it elsewhere;
 fenced: memory and store disagree, or the store was restarted."""
 
-FailCause = Literal["poison", "never_fits", "invalid", "cancelled"]
+FailCause = Literal["poison", "never_fits", "invalid", "cancelled", "unheeded"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,6 +129,8 @@ class Request:
     nudged_at: float = 0.0
     n_nudges: int = 0
     """Times that something was done about its silence since the last progress."""
+    n_unheeded: int = 0
+    """Readings of its record that showed nothing, since its owner was told of it."""
 
     def __post_init__(self) -> None:
         self.n_block_masked = self.n_block_masked or min(self.block_length, self.n_output)

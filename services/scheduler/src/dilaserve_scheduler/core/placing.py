@@ -106,6 +106,17 @@ class Placing:
         died = cause == "died" and request.sent
         self.move(now, request, self._policy.place(now, request), cause, owner_died=died)
 
+    def give_up_on(self, now: float, request: Request, deaf: Instance) -> None:
+        """Its owner lives, and takes no commands: place it elsewhere. Where that cannot be, wait
+        for much longer, and fail it in the end."""
+        others = [i for i in self._members if i is not deaf and i.state == "live"]
+        if any(other.fits(request) for other in others):
+            request.refused_by |= {deaf.instance_id}
+            self.displace(now, request, "misplaced")
+        elif request.n_unheeded >= self._settings.n_unheeded_last:
+            error = f"{deaf.instance_id} takes no commands, and nobody else can run the request"
+            self.fail(now, request, f"{error}; see whether it may read from NATS", "unheeded")
+
     def refuse_at(self, now: float, request: Request, instance: Instance, detail: str) -> None:
         """The instance can never run it: try the others that might, else fail it."""
         request.refused_by |= {instance.instance_id}
@@ -322,7 +333,7 @@ class Placing:
     def _start(self, now: float, request: Request, owner: str) -> None:
         request.advance("start")
         request.instance, request.target = request.target, None
-        request.progress_at, request.n_nudges = now, 0
+        request.progress_at, request.n_nudges, request.n_unheeded = now, 0, 0
         if request.instance is None or request.instance.state == "dead":
             self.displace(now, request, self._cause_of_loss(request, owner))
             return

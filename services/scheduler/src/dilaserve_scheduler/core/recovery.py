@@ -125,6 +125,8 @@ class Recovery:
             self._placing.fence(now, request, stored_epoch=record.epoch, above=record.epoch)
         elif progressed:
             self._advancing.go_on(now, request)
+        else:
+            request.n_unheeded += 1
         if request.placed and now - request.sent_at >= self._settings.reload_gap_s:
             self._outbox.credit(request)
 

@@ -22,6 +22,11 @@ class CoreSettings:
     `resend_after_s`) is looked after."""
     reload_gap_s: float = 0.25
     """Least time between two sends of one request's credit because of a reread record."""
+    n_unheeded: int = 3
+    """Readings of a request's record without progress after which an owner that holds nothing at
+    all counts as deaf: its heartbeats arrive, and it takes no commands."""
+    n_unheeded_last: int = 15
+    """The same where no other instance can take the request: it fails then."""
     max_attempts: int = 3
     """Deaths of its instance after which a request fails."""
     run_ahead: int | None = None

@@ -81,6 +81,7 @@ class Watching:
             self._outbox.log("info", f"instance {instance.instance_id} joined")
             self._advancing.decide(now, self._policy.joined(now, instance))
             self._placing.stir()
+            self._warn_of_differences(instance)
             for request in instance.requests.values():
                 self._outbox.credit(request)
         for earlier in heard.replaced:
@@ -95,6 +96,20 @@ class Watching:
                 "gets no work; give each a DILASERVE_WORKER_NAME of its own"
             )
             self._outbox.log("warning", text)
+
+    def _warn_of_differences(self, instance: Instance) -> None:
+        """Texts depend on weights and cache mode, and requests move."""
+        others = [i for i in self._members if i is not instance and i.state == "live"]
+        kind = _kind(instance)
+        for other in others:
+            if other.model_id == instance.model_id and _kind(other) != kind:
+                text = (
+                    f"{instance.instance_id} serves {instance.model_id!r} with {kind}, and "
+                    f"{other.instance_id} with {_kind(other)}: a request that moves between them "
+                    "changes its course; restart whichever is out of date"
+                )
+                self._outbox.log("warning", text)
+                return
 
     def _lose(self, now: float, instance: Instance, cause: Cause, why: str) -> None:
         owned = [r for r in instance.requests.values() if r.placed and r.instance is instance]
@@ -113,6 +128,8 @@ class Watching:
         for request in list(instance.requests.values()):
             if request.instance is instance and request.placed:
                 self._check(now, request, held.get(request.request_id), applied, quiet_s)
+                if not holds:
+                    self._judge(now, request, instance)
         for h in holds:
             request_or_none = self._placing.requests.get(h.request_id)
             if request_or_none is None or request_or_none.instance is not instance:
@@ -132,6 +149,12 @@ class Watching:
             self._nudge(now, request, held.step if held and ahead else None)
         elif applied < request.sent_seq and now - request.sent_at >= self._settings.resend_after_s:
             self._outbox.credit(request)
+
+    def _judge(self, now: float, request: Request, instance: Instance) -> None:
+        """The owner of a request holds nothing: is it deaf? One that computes holds something."""
+        unheeded = request.n_unheeded >= self._settings.n_unheeded
+        if request.placed and not request.confirmed and unheeded:
+            self._placing.give_up_on(now, request, instance)
 
     def _nudge(self, now: float, request: Request, held_step: int | None) -> None:
         """No news for too long. The command may be lost, or the result, or both; where the owner
@@ -156,3 +179,11 @@ class Watching:
             self._outbox.release(instance, held.request_id, held.epoch)
             if held.epoch >= request.epoch:
                 self._placing.fence(now, request, stored_epoch=request.epoch, above=held.epoch)
+
+
+def _kind(instance: Instance) -> str:
+    info = instance.info
+    assert info is not None
+    return (
+        f"weights {info.weights_hash[:12]}, cache {info.cache_mode}, blocks of {info.block_length}"
+    )
