@@ -10,7 +10,7 @@ __all__ = ["Arrivals"]
 
 WINDOW_S = 15.0
 """Arrivals fade with this time constant."""
-LEAST_SPAN_S = 2.0
+LEAST_SPAN_S = 0.7
 """So long at least the rate is averaged over, lest a first arrival look like a flood."""
 
 
