@@ -113,8 +113,11 @@ async def test_ends_with_a_stream_open(
         async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
             request_id = answer.headers["x-request-id"]
             process.send_signal(signal.SIGINT)
+            text = (await answer.aread()).decode()
             code, log = await outcome(process)
     assert code == 0, log
+    assert "this gateway is being stopped" in text
+    assert text.endswith("data: [DONE]\n\n")
     record = (await real_fleet.store.load([request_id]))[0]
     assert record is not None
     assert (record.state, record.error) == ("cancelled", "gateway stopped")

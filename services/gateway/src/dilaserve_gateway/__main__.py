@@ -34,6 +34,8 @@ from dilaserve_gateway.settings import GatewaySettings
 log = logging.getLogger(__name__)
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+PATIENT_SHARE = 0.7
+"""Of the time for a stop: what is open then is ended with an error, before it would be cut off."""
 
 
 def main() -> None:
@@ -100,11 +102,16 @@ async def _run(gateway: Gateway, listener: socket.socket, closed: asyncio.Event)
     app = create_app(gateway, prompter, probe)
     server = HttpServer(app, stop_timeout_s=gateway.settings.stop_timeout_s)
     loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        server.stop()
+        loop.call_later(PATIENT_SHARE * gateway.settings.stop_timeout_s, gateway.end_calls)
+
     for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, server.stop)
+        loop.add_signal_handler(number, stop)
     probing = asyncio.create_task(probe.run())
     closing = asyncio.create_task(closed.wait())
-    closing.add_done_callback(lambda _: server.stop())
+    closing.add_done_callback(lambda _: stop())
     try:
         await server.serve([listener])
         if closed.is_set():

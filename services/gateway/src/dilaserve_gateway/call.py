@@ -63,13 +63,17 @@ class Call:
         self._clock = clock
         self._silence_s = silence_s
         self._note_reading = read_from_store
-        self._deltas: asyncio.Queue[TokenDelta] = asyncio.Queue()
+        self._deltas: asyncio.Queue[TokenDelta | ApiError] = asyncio.Queue()
         self._pulses = {choice.request_id: _Pulse(clock()) for choice in choices}
         self._store_lost_s: float | None = None
 
     def deliver(self, delta: TokenDelta) -> None:
         """A delta of one of the choices, from the bus."""
         self._deltas.put_nowait(delta)
+
+    def fail(self, error: ApiError) -> None:
+        """Have `updates` raise `error` after what has been delivered so far."""
+        self._deltas.put_nowait(error)
 
     def open_choices(self) -> list[Choice]:
         """Those whose text is not complete."""
@@ -89,13 +93,15 @@ class Call:
                     yield update
                 yield None
                 continue
+            if isinstance(delta, ApiError):
+                raise delta
             choice = self._by_id[delta.request_id]
             if choice.finish_reason is not None:
                 continue
             for update in await self._take(choice, delta):
                 yield update
 
-    async def _next_delta(self) -> TokenDelta | None:
+    async def _next_delta(self) -> TokenDelta | ApiError | None:
         """The next delta; None when the first open choice has been silent for too long."""
         if not self._deltas.empty():
             return self._deltas.get_nowait()

@@ -23,7 +23,7 @@ from dilaserve_gateway.background import Background
 from dilaserve_gateway.call import Call
 from dilaserve_gateway.cancelling import cancel_request
 from dilaserve_gateway.choice import Choice, Update
-from dilaserve_gateway.errors import ApiError
+from dilaserve_gateway.errors import ApiError, unavailable
 from dilaserve_gateway.model import ServedModel
 from dilaserve_gateway.observe import Observation
 from dilaserve_gateway.settings import GatewaySettings
@@ -82,6 +82,11 @@ class Gateway:
     async def start(self) -> None:
         """Subscribe to the deltas of this gateway's requests."""
         self._subscription = await self._bus.subscribe(subjects.tokens(self.id), self._receive)
+
+    def end_calls(self) -> None:
+        """Tell the clients of all open calls that the gateway stops."""
+        for call in set(self._calls.values()):
+            call.fail(unavailable("this gateway is being stopped"), reason="gateway stopped")
 
     async def close(self) -> None:
         """Cancel what is still open, and stop listening after that is done."""
@@ -215,6 +220,7 @@ class OpenCall:
         self._observation = observation
         self._call = call
         self._closed = False
+        self._reason = "another choice of the call failed"
 
     @property
     def choices(self) -> list[Choice]:
@@ -224,6 +230,11 @@ class OpenCall:
     def deliver(self, delta: TokenDelta) -> None:
         """See Call.deliver."""
         self._call.deliver(delta)
+
+    def fail(self, error: ApiError, *, reason: str) -> None:
+        """See Call.fail. `reason` is what the records will say."""
+        self._reason = reason
+        self._call.fail(error)
 
     async def updates(self) -> AsyncGenerator[Update | None, None]:
         """See Call.updates. Ends the call when it ends."""
@@ -250,7 +261,7 @@ class OpenCall:
         if isinstance(error, asyncio.CancelledError):
             error = None
         if error is not None:
-            reason = "another choice of the call failed"
+            reason = self._reason
         for request_id in sorted(self.to_cancel):
             self._gateway.cancel(request_id, reason)
         self._observation.end(self.choices, error, left=bool(self._call.open_choices()))

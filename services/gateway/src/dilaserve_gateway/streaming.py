@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 from dilaserve_gateway.answers import AnswerFormat, Collected, Json, usage_of
 from dilaserve_gateway.choice import Update
-from dilaserve_gateway.errors import ApiError
+from dilaserve_gateway.errors import ApiError, internal_error
 from dilaserve_gateway.gateway import OpenCall
 from dilaserve_gateway.sse import DONE, KEEPALIVE, event
 from dilaserve_gateway.tokenizer import ModelTokenizer
@@ -118,6 +118,10 @@ async def _stream(
                     sent_s = clock()
     except ApiError as error:
         yield event(error.body())
+    except Exception:  # the client is told; the server logs it
+        yield event(internal_error().body())
+        yield DONE
+        raise
     else:
         for data in events.last():
             yield data
