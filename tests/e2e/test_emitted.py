@@ -87,15 +87,23 @@ async def test_each_service_emits_what_it_declares(shaken: tuple[Stack, Collecto
 
 async def test_a_request_that_moves_keeps_its_trace(shaken: tuple[Stack, Collector]) -> None:
     _, collector = shaken
-    await collector.wait_for(lambda: len(collector.named("gateway.request")) >= 8)
+    # A worker may have died under the gateway's own probe; every request ends before its span does.
+    await collector.wait_for(lambda: _moved(collector) and _moved(collector) <= _ended(collector))
     moves = collector.named("scheduler.reassign")
-    assert moves, "no request moved although both workers died"
     for move in moves:
         (request,) = collector.named("gateway.request", trace_id=move.trace_id)
         assert move.parent_id == request.span_id
     works = [s for s in collector.named("worker.request") if s.attributes["dilaserve.epoch"] != 1]
     assert works
     assert {work.parent_id for work in works} <= {move.span_id for move in moves}
+
+
+def _moved(collector: Collector) -> set[str]:
+    return {span.trace_id for span in collector.named("scheduler.reassign")}
+
+
+def _ended(collector: Collector) -> set[str]:
+    return {span.trace_id for span in collector.named("gateway.request")}
 
 
 async def publish_garbage(publish, services: list[ServiceInfo]) -> None:  # type: ignore[no-untyped-def]
