@@ -91,3 +91,11 @@ def test_addresses_by_variable_then_stack_then_usual(tmp_path: Path) -> None:
     assert found.gateway_url == "http://127.0.0.1:8123"
     assert found.nats_url == "nats://other:4222"
     assert found.redis_url == "redis://127.0.0.1:2/0"
+
+
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    home = tmp_path / "file" / "home"
+    assert running_state(home) is None
+    with pytest.raises(DiLaServeError, match=r"file/home cannot be used: .*DILASERVE_HOME"):
+        locked(home).__enter__()

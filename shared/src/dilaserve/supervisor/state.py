@@ -87,9 +87,16 @@ def refuse_second(home: Path) -> None:
 
 @contextmanager
 def locked(home: Path) -> Iterator[None]:
-    """Hold `home` as its only supervisor. Raises DiLaServeError while another one does."""
-    home.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(home / "stack.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    """Hold `home` as its only supervisor. Raises DiLaServeError while another one does, and for
+    a folder that cannot be written to."""
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(home / "stack.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise DiLaServeError(
+            f"the folder {home} cannot be used: {error.strerror}; "
+            "set DILASERVE_HOME to one that can be written to"
+        ) from error
     try:
         _take(descriptor, home)
         remove_state(home)  # left behind by a supervisor that was killed
@@ -123,7 +130,7 @@ def _read_state(home: Path) -> StackState | None:
 def _is_locked(path: Path) -> bool:
     try:
         descriptor = os.open(path, os.O_RDWR)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
