@@ -76,3 +76,13 @@ def test_draws_of_a_seed_never_change() -> None:
 
 
 PINNED = [5, 1, 0, 3, 0, 5, 5, 1, 0, 0, 0, 1, 3, 5, 5, 2, 1, 0, 3, 0, 0, 5, 1, 5]
+
+
+def test_the_lowest_of_temperatures_draws_the_most_likely_token() -> None:
+    for temperature in (5e-324, 1e-310, 1e-30):
+        for top_p in (1.0, 0.5, 1e-300):
+            assert set(draw(8, temperature=temperature, top_p=top_p)) == {0}
+            swapped = sample(
+                LOGITS.flip(0).repeat(8, 1), keys(8), np.full(8, temperature), np.full(8, top_p)
+            )
+            assert set(swapped.tolist()) == {len(LOGITS) - 1}

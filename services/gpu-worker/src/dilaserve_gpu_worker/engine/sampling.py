@@ -31,7 +31,9 @@ def sample(logits_NV: Tensor, keys: Keys, temperatures: Floats, top_ps: Floats) 
     """One token per row, drawn from softmax(logits / temperature) within its top-p nucleus, by
     the Gumbel-max trick in fp64. Banned tokens have logit -inf. Ties go to the lowest token."""
     device = logits_NV.device
-    scaled_NV = logits_NV.double() / torch.from_numpy(temperatures).to(device)[:, None]
+    # Below the highest logit, so that none overflows at the lowest of temperatures.
+    below_NV = logits_NV.double() - logits_NV.amax(dim=-1, keepdim=True).double()
+    scaled_NV = below_NV / torch.from_numpy(temperatures).to(device)[:, None]
     if (top_ps < 1).any():
         scaled_NV = _within_nucleus(scaled_NV, torch.from_numpy(top_ps).to(device))
     return (scaled_NV + _gumbel(keys, scaled_NV.shape[1], device)).argmax(dim=-1)
