@@ -11,16 +11,16 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 import uvloop
-from torch import Tensor
 
 from dilaserve.bus.nats import connect_nats
 from dilaserve.crashpoints import CrashPoints
-from dilaserve.errors import BusUnavailableError, DiLaServeError
+from dilaserve.errors import DiLaServeError
 from dilaserve.messages import InstanceInfo
+from dilaserve.process import run_while_open
 from dilaserve.settings import load
 from dilaserve.store.redis import connect_redis
 from dilaserve.telemetry import Telemetry
-from dilaserve_gpu_worker.engine.engine import Engine, Plan
+from dilaserve_gpu_worker.engine.engine import Engine
 from dilaserve_gpu_worker.loading import load_engine, use_cores
 from dilaserve_gpu_worker.service import WorkerService
 from dilaserve_gpu_worker.settings import WorkerSettings
@@ -77,20 +77,7 @@ async def _serve(
             stop_timeout_s=settings.stop_timeout_s,
         )
         _on_stop_signals(service.stop)
-        await _run_while_open(service, closed)
-
-
-async def _run_while_open(service: WorkerService[Plan, Tensor], closed: asyncio.Event) -> None:
-    running = asyncio.create_task(service.run())
-    closing = asyncio.create_task(closed.wait())
-    try:
-        await asyncio.wait([running, closing], return_when=asyncio.FIRST_COMPLETED)
-        if not running.done():
-            raise BusUnavailableError("NATS closed the connection for good; see the log above")
-        await running
-    finally:
-        running.cancel()
-        closing.cancel()
+        await run_while_open(service.run(), closed)
 
 
 def _on_stop_signals(stop: Callable[[str], object]) -> None:

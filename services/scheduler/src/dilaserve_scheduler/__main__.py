@@ -15,7 +15,8 @@ import uvloop
 
 from dilaserve.bus.nats import connect_nats
 from dilaserve.crashpoints import CrashPoints
-from dilaserve.errors import BusUnavailableError, DiLaServeError
+from dilaserve.errors import DiLaServeError
+from dilaserve.process import run_while_open
 from dilaserve.settings import load
 from dilaserve.store.redis import connect_redis
 from dilaserve.telemetry import Telemetry
@@ -82,20 +83,7 @@ async def _serve(settings: SchedulerSettings, crash: CrashPoints) -> None:
         )
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, service.stop, number.name)
-        await _run_while_open(service, closed)
-
-
-async def _run_while_open(service: SchedulerService, closed: asyncio.Event) -> None:
-    running = asyncio.create_task(service.run())
-    closing = asyncio.create_task(closed.wait())
-    try:
-        await asyncio.wait([running, closing], return_when=asyncio.FIRST_COMPLETED)
-        if not running.done():
-            raise BusUnavailableError("NATS closed the connection for good; see the log above")
-        await running
-    finally:
-        running.cancel()
-        closing.cancel()
+        await run_while_open(service.run(), closed)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from dilaserve.errors import BusUnavailableError
+from dilaserve.process import run_while_open
+
+
+async def test_it_ends_with_the_service() -> None:
+    done = []
+
+    async def serve() -> None:
+        done.append("served")
+
+    await run_while_open(serve(), asyncio.Event())
+    assert done == ["served"]
+
+
+async def test_an_error_of_the_service_is_its_own() -> None:
+    async def serve() -> None:
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        await run_while_open(serve(), asyncio.Event())
+
+
+async def test_a_bus_closed_for_good_ends_the_service() -> None:
+    closed, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def serve() -> None:
+        closed.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    with pytest.raises(BusUnavailableError, match="for good"):
+        await run_while_open(serve(), closed)
+    await asyncio.wait_for(cancelled.wait(), 5)
