@@ -13,6 +13,7 @@ from dilaserve_scheduler.policies.fastest import Fastest
 from dilaserve_scheduler.policies.habits import Habits
 from dilaserve_scheduler.policies.ledger import Ledger
 from dilaserve_scheduler.policies.pricing import Pricing
+from dilaserve_scheduler.policies.token_load import supply_tokens_per_s
 
 from .builders import make_instance, make_request, options
 
@@ -148,6 +149,43 @@ def test_without_load_control_the_level_stays() -> None:
     requests = [stage.enter(f"r{n}", deadline=0.3) for n in range(10)]
     stage.load.control(0.0)
     assert stage.caps(*requests) == [1] * 10
+
+
+def test_without_a_forecast_only_who_is_there_and_the_next_count() -> None:
+    stage = Stage(horizon_slos=3.0, slo_s=1.0, forecast=False)
+    for n in range(50):
+        stage.load.arrived(n / 25, make_request(f"r{n}"), n_cache=8, slo_s=1.0)
+    request = stage.enter("r", deadline=10.0, waits=False)
+    stage.load.control(2.0)
+    assert stage.caps(request) == [1]
+
+
+def test_in_tokens_the_cache_hides_the_threshold() -> None:
+    """Of 1,000 + 16 tokens two recompute steps are nearly all, at either threshold."""
+    work = {}
+    for seconds in (True, False):
+        stage = Stage(instance_seconds=seconds)
+        stage.fastest.add(make_instance(2, budget=2048))
+        stage.enter("r", deadline=10.0, n_prompt=1000)
+        stage.load.control(0.0)
+        (low, high), *_ = stage.load._work_s(stage.ledger.active()).tolist()
+        work[seconds] = high / low
+    assert work[False] == pytest.approx((2 * 1016 + 14 * 8) / (2 * 1016 + 6 * 8))
+    assert work[True] > work[False]
+
+
+def test_in_tokens_capacity_is_the_papers() -> None:
+    stage = Stage(instance_seconds=False)
+    stage.enter("r", deadline=10.0)
+    stage.load.control(0.0)
+    instances = list(stage.fastest.instances.values())
+    assert stage.load._capacity() == supply_tokens_per_s(instances[0], stage.load._pricing)
+
+
+def test_who_is_not_given_up_keeps_its_place() -> None:
+    stage = Stage(give_up_hopeless=False)
+    stage.enter("late", deadline=0.001)
+    assert stage.load.control(0.0) == []
 
 
 def test_nobody_or_nothing_there_is_no_error() -> None:

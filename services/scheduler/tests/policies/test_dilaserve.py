@@ -130,6 +130,31 @@ def test_a_new_level_holds_from_the_next_step_on() -> None:
     assert stage.step(0.01, request) == [Retune(request, 0.5)]
 
 
+def test_a_new_level_may_wait_for_the_next_predictions_or_for_another_batch() -> None:
+    for sign in ("predictions", "batch"):
+        stage = Stage(caps_at_next_step=False)
+        request = stage.start(slo_s=10.0)
+        for n in range(40):
+            stage.park(f"w{n}", slo_s=0.4)
+        stage.policy.tick(0.0)
+        assert stage.step(0.01, request) == []
+        if sign == "predictions":
+            stage.policy.told(0.01, answer(request, [8, 16], [8, 16]))
+        else:
+            stage.policy.load_changed(0.01, stage.instances[0])
+        assert stage.step(0.02, request) == [Retune(request, 0.5)]
+
+
+def test_unmixed_prices_are_the_papers() -> None:
+    """Two blocks' recompute steps over 616 + 16 + 32 tokens, and 14 cache steps of 10 ms."""
+    stage = Stage(mixed_batches=False)
+    (instance,) = stage.instances
+    instance.token_budget = instance.capacity = 1000
+    alone = stage.start("alone", slo_s=10.0)
+    stage.start("big", n_prompt=616)
+    assert stage.policy.predict_finish_s(0.0, alone) == pytest.approx(2 * 0.0664 + 14 * 0.010)
+
+
 def test_priority_then_deadline_then_the_hopeless() -> None:
     stage = Stage()
     stage.start("r")
@@ -170,6 +195,13 @@ def test_all_degrees_are_considered_at_placement() -> None:
     assert stage.policy.place(0.0, request) is stage.instances[0]
     stage.policy.left(0.0, stage.instances[0])
     assert stage.policy.place(0.0, request) is None
+
+
+def test_only_the_least_loaded_may_be_considered() -> None:
+    stage = Stage(all_candidates=False)
+    fast = make_instance(9, tp_degree=2, budget=64)
+    stage.policy.joined(0.0, fast)
+    assert stage.policy.place(0.0, make_request()) is stage.instances[0]
 
 
 def test_the_finish_is_predicted_from_work_ahead_and_steps_left() -> None:

@@ -10,6 +10,7 @@ from dilaserve_scheduler.policies.dilaserve import Dilaserve
 from dilaserve_scheduler.policies.infaas import Infaas
 from dilaserve_scheduler.policies.llumnix import Llumnix
 from dilaserve_scheduler.policies.options import PolicyOptions
+from dilaserve_scheduler.policies.per_model import PerModel
 from dilaserve_scheduler.policies.proteus import Proteus
 from dilaserve_scheduler.policies.tediserve import Tediserve
 
@@ -25,8 +26,9 @@ POLICIES: dict[str, Callable[[PolicyOptions], Policy]] = {
 
 
 def build_policy(name: str, options: PolicyOptions) -> Policy:
-    """A fresh policy object. Raises SettingsError for an unknown name."""
+    """A fresh policy object, with everything apart by model. Raises SettingsError for an unknown
+    name."""
     if name not in POLICIES:
         known = ", ".join(sorted(POLICIES))
         raise SettingsError(f"DILASERVE_POLICY={name!r} is no policy; use one of {known}")
-    return POLICIES[name](options)
+    return PerModel(lambda: POLICIES[name](options))

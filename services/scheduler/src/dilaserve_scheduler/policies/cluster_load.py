@@ -16,6 +16,7 @@ from dilaserve_scheduler.policies.ledger import Floats, Integers, Ledger
 from dilaserve_scheduler.policies.level import Forecast, Queue, highest_level
 from dilaserve_scheduler.policies.options import PolicyOptions
 from dilaserve_scheduler.policies.pricing import Batch, Pricing, Split
+from dilaserve_scheduler.policies.token_load import supply_tokens_per_s
 
 __all__ = ["ClusterLoad"]
 
@@ -25,6 +26,8 @@ HOPELESS_FACTOR = 1.4
 """A request that waits is given up when it needs its remaining time over this. Those that would
 only just be late cost as much as those in time."""
 DEFAULT_CACHE_TOKENS = 32.0
+TOKENS = Split(row_s=0.0, token_s=1.0)
+"""Work as the paper counts it."""
 
 
 class ClusterLoad:
@@ -139,6 +142,8 @@ class ClusterLoad:
         one that runs its own threshold says the same.)"""
         ledger = self._ledger
         slots = slots[ledger.is_waiting[slots] & ~ledger.is_hopeless[slots]]
+        if not self._options.give_up_hopeless:
+            return slots[:0]
         lowest = ledger.floor[slots]
         steps = np.take_along_axis(ledger.steps(slots), lowest[:, None], axis=1)[:, 0]
         late = now + HOPELESS_FACTOR * steps * self._pass_s > ledger.deadline[slots]
@@ -174,7 +179,7 @@ class ClusterLoad:
 
     def _work_s(self, slots: Integers) -> Floats:
         """(requests × K) instance-seconds of the reference degree that are left, floors kept."""
-        ledger, split = self._ledger, self._splits[self._reference()]
+        ledger, split = self._ledger, self._unit()
         steps = ledger.steps(slots)
         n_cache = ledger.n_cache[slots]
         more = ledger.recomputes[slots] * (ledger.n_full[slots] - n_cache)
@@ -186,7 +191,8 @@ class ClusterLoad:
 
     def _forecast(self, now: float, priority: int, settled: dict[int, float]) -> Forecast:
         """Arrivals of all priorities: those above as settled, those below at the lowest."""
-        split = self._splits[self._reference()]
+        split = self._unit()
+        ahead = self._options.horizon_slos if self._options.forecast else 0.0
         rate, slo_s, work = 0.0, math.inf, np.zeros(self._top + 1)
         for each, arrivals in self._arrivals.items():
             own = arrivals.rate(now)
@@ -204,11 +210,14 @@ class ClusterLoad:
             rate=rate,
             work_s=work / rate if rate else work,
             slack_s=slo_s if rate else math.inf,
-            horizon_s=self._options.horizon_slos * slo_s if rate else 0.0,
+            horizon_s=ahead * slo_s if rate else 0.0,
         )
 
     def _capacity(self) -> float:
         """Instance-seconds of the reference degree a second: a faster degree counts for more."""
+        if not self._options.instance_seconds:
+            instances = self._fastest.instances.values()
+            return sum(supply_tokens_per_s(i, self._pricing) for i in instances)
         reference = self._mean_cost_s(self._reference())
         return UTILISATION * sum(
             n * reference / self._mean_cost_s(degree)
@@ -231,6 +240,10 @@ class ClusterLoad:
             n += 1.0
         result: Floats = 0.5 * self._present_pass_s * total / max(n, 1.0)
         return result
+
+    def _unit(self) -> Split:
+        """What a row and a token count as work."""
+        return self._splits[self._reference()] if self._options.instance_seconds else TOKENS
 
     def _reference(self) -> int:
         return self._fastest.degrees()[-1]

@@ -60,16 +60,21 @@ class Dilaserve(Policy):
     def place(self, now: float, request: Request) -> Instance | None:
         """The instance whose mean pass is shortest with the request in it."""
         self._enter(now, request)
-        return self._fastest.with_room(request, self._step_s)
+        return self._best(request)
 
     def block_ending(self, now: float, request: Request) -> Instance | None:
         """The fastest instance, for a real gain."""
         present = request.instance
-        best = self._fastest.with_room(request, self._step_s)
+        best = self._best(request)
         if present is None or best is None or best is present:
             return None
         now_s = self._pass_s(present)
         return best if self._step_s(best, request) <= MIGRATION_GAIN * now_s else None
+
+    def _best(self, request: Request) -> Instance | None:
+        if self._options.all_candidates:
+            return self._fastest.with_room(request, self._step_s)
+        return self._fastest.all.first_with_room(request)
 
     def rank(self, request: Request) -> tuple[float, ...]:
         """Priority, then deadline; those that cannot be in time any more come last."""
@@ -125,7 +130,7 @@ class Dilaserve(Policy):
         """Candidate of each request: the highest within its cap at which it is in time, else the
         lowest."""
         ledger = self._ledger
-        caps = self._load.caps(slots)
+        caps = self._caps(slots)
         if instance is None or not self._options.deadline_control:
             return caps
         left_s = self._time_left_s(slots, instance)
@@ -138,17 +143,36 @@ class Dilaserve(Policy):
         chosen: Integers = np.maximum(highest, ledger.floor[slots])
         return chosen
 
+    def _caps(self, slots: Integers) -> Integers:
+        ledger = self._ledger
+        if not self._options.caps_at_next_step:
+            stale = slots[ledger.is_stale[slots]]
+            ledger.cap[stale], ledger.is_stale[stale] = self._load.caps(stale), False
+            return ledger.cap[slots]
+        return self._load.caps(slots)
+
     def _time_left_s(self, slots: Integers, instance: Instance) -> Floats:
         """(requests × K) seconds: every step takes the mean pass of the instance, corrected for
         the recompute steps that a request has more than others."""
         ledger, share = self._ledger, self._load.recompute_share
         steps = ledger.steps(slots, upper=self._options.risk_aware)
+        if not self._options.mixed_batches:
+            return self._unmixed_s(slots, steps, instance)
         batch = self._batch(instance, 0)
         token_s = self._load.token_s(tp_degree(instance))
         extra = (ledger.n_full - ledger.n_cache)[slots] * token_s
         own = ledger.recomputes[slots][:, None] - share * steps
         result: Floats = steps * self._pricing.mean_s(tp_degree(instance), batch)
         return result + own * extra[:, None]
+
+    def _unmixed_s(self, slots: Integers, steps: Floats, instance: Instance) -> Floats:
+        """The same as the paper has it: everybody recomputes together, or nobody does."""
+        degree, recomputes = tp_degree(instance), self._ledger.recomputes[slots][:, None]
+        n_cache = round(len(instance.requests) * self._load.n_cache)
+        cache_s = self._pricing.seconds(degree, n_cache)
+        recompute_s = self._pricing.seconds(degree, instance.n_tokens)
+        result: Floats = recomputes * recompute_s + (steps - recomputes) * cache_s
+        return result
 
     # --- load control (Algorithm 2) ------------------------------------------------------------
 
@@ -266,6 +290,9 @@ class Dilaserve(Policy):
     def load_changed(self, now: float, instance: Instance) -> None:
         """Sort it in anew."""
         self._fastest.update(instance)
+        if not self._options.caps_at_next_step:
+            known = [r for r in instance.requests.values() if r in self._ledger]
+            self._ledger.is_stale[self._ledger.slots_of(known)] = True
 
     def ended(self, now: float, request: Request, *, finished: bool) -> None:
         """Learn the pace, and forget it."""

@@ -54,6 +54,10 @@ class Ledger:
         """Its place in 0..1 when a share of the requests is to be treated better."""
         self.current = np.zeros(size, dtype=np.intp)
         """The candidate that it runs at."""
+        self.cap = np.zeros(size, dtype=np.intp)
+        """The highest candidate that load control allowed when it was looked at last."""
+        self.is_stale = np.zeros(size, dtype=bool)
+        """Whether the cap is to be looked at."""
         self.is_active = np.zeros(size, dtype=bool)
         self.is_waiting = np.zeros(size, dtype=bool)
         self.is_hopeless = np.zeros(size, dtype=bool)
@@ -85,7 +89,7 @@ class Ledger:
         self.floor[slot] = floor
         self._n_added += 1
         self.spread[slot] = self._n_added * GOLDEN % 1.0
-        self.is_active[slot] = True
+        self.is_active[slot] = self.is_stale[slot] = True
         self.is_waiting[slot] = self.is_hopeless[slot] = False
         self.left[slot] = request.n_output - request.n_unmasked
         self.recomputes[slot] = recomputes_left(request)
@@ -116,6 +120,7 @@ class Ledger:
         """Steps left by threshold, predicted when so many tokens were."""
         self.p50[slot], self.upper[slot] = p50, upper
         self.anchor[slot] = max(tokens_left, 1.0)
+        self.is_stale[slot] = True
 
     def steps(self, slots: Integers, *, upper: bool = False) -> Floats:
         """Steps left by threshold, (requests × K): what was predicted shrinks with the tokens that

@@ -45,13 +45,29 @@ class PolicyOptions:
     refresh_tokens: int = 8
     """Newly unmasked tokens after which a request's remaining steps are predicted anew."""
     horizon_slos: float = 2.5
-    """How far ahead arrivals are reckoned with, in SLOs of the mean arrival; 0: not at all."""
-    risk_aware: bool = True
-    """Whether deadlines are checked against an upper quantile of the steps left, not the median."""
+    """How far ahead arrivals are reckoned with, in SLOs of the mean arrival."""
+
+    # Parts of `dilaserve`; without one it does there what the paper does, or nothing.
     load_control: bool = True
     """Whether caps follow the load of the cluster (Algorithm 2)."""
     deadline_control: bool = True
     """Whether thresholds follow each request's deadline (Algorithm 1)."""
+    instance_seconds: bool = True
+    """Whether load is measured in instance-seconds; in tokens, as in the paper, otherwise."""
+    caps_at_next_step: bool = True
+    """Whether a new cap holds from the next step on; else, as in the paper, when the request's
+    predictions are refreshed or the requests on its instance change."""
+    mixed_batches: bool = True
+    """Whether a step is priced as the mean pass of the batch as it is; else recompute steps as if
+    the whole batch recomputed, and cache steps as if nobody did."""
+    all_candidates: bool = True
+    """Whether instances of all degrees are compared; else the least loaded with room is taken."""
+    forecast: bool = True
+    """Whether arrivals to come are reckoned with."""
+    risk_aware: bool = True
+    """Whether deadlines are checked against an upper quantile of the steps left, not the median."""
+    give_up_hopeless: bool = True
+    """Whether those who wait and cannot be in time any more let the others pass."""
 
     def accuracies(self) -> list[float]:
         """Of the candidates; between two known thresholds linear."""
