@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from pathlib import Path
 
-import msgspec
 import pytest
 
-from dilaserve_bench.data import gsm8k_curves
-from dilaserve_bench.experiments import calibration
-from dilaserve_bench.experiments.calibration import as_lines, crossing, fit_overhead, solve
-from dilaserve_bench.experiments.document import Document, Row
-from dilaserve_bench.experiments.gsm8k import Gsm8k
+from dilaserve_bench.experiments.calibration import EXPERIMENT, FIGURE_10
+from dilaserve_bench.experiments.document import Row
+from dilaserve_bench.experiments.fitting import crossing, fit_overhead, solve
+from dilaserve_bench.experiments.gsm8k import Gsm8k, Point
+from dilaserve_bench.experiments.page import as_text
+
+from .helpers import session
 
 
 def test_the_zero_of_a_falling_function_is_found_in_few_steps() -> None:
@@ -50,22 +50,12 @@ def test_a_curve_is_crossed_between_its_points() -> None:
     assert crossing([(1.0, 1.0), (2.0, 0.8)], 0.75) is None
 
 
-@pytest.fixture
-def quick(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What `--quick --json` prints, smaller still."""
-    arguments = ["calibration", "--quick", "--json", "--seeds", "2", "--overhead", "1.6"]
-    monkeypatch.setattr("sys.argv", arguments)
-    monkeypatch.setattr(calibration, "QUICK_REQUESTS", 25)
-    calibration.main()
-    return json.loads(capsys.readouterr().out)
-
-
-def test_document_has_ours_beside_the_published(quick: Any) -> None:
-    assert (quick["name"], quick["seeds"], quick["n"]) == ("calibration", [0, 1], 25)
-    assert quick["is_quick"]
-    assert quick["is_complete"]
-    assert quick["found"]["overhead"] == 1.6
-    points = [(row["policy"], row["rate"], row["slo_s"]) for row in quick["rows"]]
+def test_document_has_ours_beside_the_published(tmp_path: Path) -> None:
+    with session(tmp_path / "points", overhead=1.6, policies=("infaas",)) as each:
+        document = EXPERIMENT.run(each)
+    assert document.found["overhead"] == 1.6
+    assert not document.found["is_fitted"]
+    points = [(row.policy, row.rate, row.slo_s) for row in document.rows]
     assert points == [
         ("infaas", rate, slo_s)
         for rate, slo_s in [
@@ -73,26 +63,54 @@ def test_document_has_ours_beside_the_published(quick: Any) -> None:
             *((1.5, pytest.approx(slo_s)) for slo_s in (7.6, 5.7, 4.75, 3.8)),
         ]
     ]
-    keys = {"attainment", "ci95", "mean_threshold", "accuracy", "p50_s", "p99_s"}
-    assert all(keys <= row.keys() for row in quick["rows"])
-    infaas = quick["published"]["systems"]["infaas"]
+    infaas = document.published["systems"]["infaas"]
     assert infaas["attainment_by_rate"] == [1.0, 0.959, 0.754, 0.491, 0.343]
-    lines = as_lines(msgspec.convert(quick, Document))
-    assert lines[0].startswith("QUICK")
-    assert len(lines) == 1 + 2 + 9 + 1
-    assert "0.754" in "\n".join(lines)
+    text = as_text(EXPERIMENT.page(document), is_quick=True, is_complete=True)
+    assert "0.754" in text
+    assert EXPERIMENT.draw is not None
+    EXPERIMENT.draw(document)
+
+
+def test_figure_10_has_ours_too(tmp_path: Path) -> None:
+    with session(tmp_path / "points", seeds=1) as each:
+        document = FIGURE_10.run(each)
+    assert {row.policy for row in document.rows} == {
+        "infaas", "llumnix", "tediserve", "dilaserve",
+    }  # fmt: skip
+    assert {row.overhead for row in document.rows} == {1.595}
+
+
+def test_a_quick_one_is_fitted_too(tmp_path: Path) -> None:
+    with session(tmp_path / "points", seeds=1, policies=("infaas",)) as each:
+        document = EXPERIMENT.run(each)
+    assert document.found["overhead"] > 1.0
+    assert document.found["is_fitted"]
+
+
+def test_a_fixed_threshold_is_infaas_at_another(tmp_path: Path) -> None:
+    with session(tmp_path / "points", seeds=1) as each:
+        bench = Gsm8k(each)
+        same = bench.row(Point(policy="fixed-0.9", rate=1.5, overhead=1.5))
+        infaas = bench.row(Point(policy="infaas", rate=1.5, overhead=1.5))
+        lower = bench.row(Point(policy="fixed-0.6", rate=1.5, overhead=1.5))
+    assert same is not None
+    assert infaas is not None
+    assert lower is not None
+    assert (same.policy, same.p50_s) == ("fixed-0.9", infaas.p50_s)
+    assert (lower.mean_threshold, same.mean_threshold) == (pytest.approx(0.6), pytest.approx(0.9))
+    assert len((tmp_path / "points").read_text().splitlines()) == 2  # 0.9 was measured once
 
 
 def test_overhead_is_fitted_to_the_published_attainment() -> None:
     class Bench(Gsm8k):
         def __init__(self) -> None: ...
 
-        def row(self, policy: str, rate: float, *, overhead: float, slo_s: float = 9.5) -> Row:
-            assert (policy, rate, slo_s) == ("infaas", 1.687, 9.5)
-            attainment = min(1.0, max(0.0, 1.0 - 2.0 * (overhead - 1.5)))
+        def row(self, point: Point) -> Row:
+            assert (point.policy, point.rate, point.slo_s) == ("infaas", 1.687, 9.5)
+            attainment = min(1.0, max(0.0, 1.0 - 2.0 * (point.overhead - 1.5)))
             return Row(
-                policy=policy, rate=rate, slo_s=slo_s, attainment=attainment, ci95=None,
-                mean_threshold=0.9, accuracy=None, p50_s=None, p99_s=None,
+                policy="infaas", rate=1.687, slo_s=9.5, overhead=point.overhead,
+                attainment=attainment, ci95=None, mean_threshold=0.9, p50_s=None, p99_s=None,
             )  # fmt: skip
 
-    assert fit_overhead(Bench(), gsm8k_curves()) == pytest.approx(1.623, abs=0.003)
+    assert fit_overhead(Bench()) == pytest.approx(1.623, abs=0.003)

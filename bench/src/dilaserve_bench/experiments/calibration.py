@@ -1,119 +1,129 @@
 """Fits the twin's one constant, and shows what it predicts beside what was published.
 
-    python -m dilaserve_bench.experiments.calibration
-    python -m dilaserve_bench.experiments.calibration --quick --json
-
-The step overhead is fitted so that INFaaS attains what it did at one of the five published rates;
-everything else is a prediction. It stands for what a system spends outside of the profiled pass.
+All rates and SLOs of the paper's Figure 10 for LLaDA on GSM8K. Figure 10 is the same with ours
+among the policies.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-import time
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 
-import msgspec
-from rich.console import Console
+from matplotlib.figure import Figure
 
 from dilaserve_bench.data import PublishedCurves, gsm8k_curves
 from dilaserve_bench.experiments.document import Document, Row
-from dilaserve_bench.experiments.gsm8k import N_REQUESTS, Gsm8k
-from dilaserve_bench.twin.runner import watching
+from dilaserve_bench.experiments.experiment import Experiment, Session
+from dilaserve_bench.experiments.fitting import crossing, fit_overhead, overhead_of
+from dilaserve_bench.experiments.gsm8k import Gsm8k, Point
+from dilaserve_bench.experiments.page import Page, Table, interval, number, points
+from dilaserve_bench.experiments.plots import colour, panels
 
-__all__ = ["as_lines", "calibrate", "crossing", "fit_overhead", "solve"]
+__all__ = ["EXPERIMENT", "FIGURE_10"]
 
-FITTED_POLICY = "infaas"
-FITTED_RATE = 1.687
-OVERHEADS = (1.0, 2.5)
-TOLERANCE = 0.004
-"""Of the attainment: five requests of 1,319."""
-FAR = 64.0
 CROSSED = 0.75
-SEEDS = 8
-QUICK_SEEDS = 2
-QUICK_REQUESTS = 150
+BASELINES = ("infaas", "tediserve", "llumnix")
+EVERYBODY = (*BASELINES, "dilaserve")
 
 
-def calibrate(bench: Gsm8k, policies: Sequence[str], *, overhead: float | None = None) -> Document:
-    """The whole experiment, or what there is of it when it is interrupted. A given `overhead` is
-    taken instead of a fitted one."""
+def run(session: Session) -> Document[Row]:
+    """The overhead, fitted unless it is given, and all points with it."""
+    bench = Gsm8k(session)
+    overhead = session.options.overhead or fit_overhead(bench)
+    return _with_overhead(session, bench, "calibration", overhead, BASELINES)
+
+
+def run_figure_10(session: Session) -> Document[Row]:
+    """All points of all policies at the overhead that was fitted before."""
+    return _with_overhead(session, Gsm8k(session), "fig10", overhead_of(session), EVERYBODY)
+
+
+def page(document: Document[Row]) -> Page:
+    """Ours, published, and the difference in points."""
     curves = gsm8k_curves()
-    fitted = overhead if overhead is not None else fit_overhead(bench, curves)
-    rows: list[Row] = []
-    if fitted is not None:
+    rows = [_cells(row, curves) for row in document.rows]
+    head = ("policy", "rate", "SLO s", "attainment", "published", "points", "threshold", "p50 s")
+    notes = [f"overhead {document.found['overhead']}, seeds {_span(document.seeds)}"]
+    for policy, at in document.found["crossed_at"].items():
+        notes.append(
+            f"{policy} crosses {CROSSED:.0%} at {number(at['ours'])} requests a second and GPU "
+            f"(published: {number(at['published']) or 'not within its rates'})"
+        )
+    return Page([Table(head, rows)], notes)
+
+
+def draw(document: Document[Row]) -> Figure:
+    """Attainment by rate and by SLO; dashed as published."""
+    curves = gsm8k_curves()
+    loosest = curves.slo_multiples[0] * curves.base_slo_s
+    figure, (by_rate, by_slo) = panels(["SLO 9.5 s", f"{curves.rates[0]} requests/s and GPU"])
+    for policy in dict.fromkeys(row.policy for row in document.rows):
+        rows = [row for row in document.rows if row.policy == policy]
+        first = [(r.rate, r.attainment) for r in rows if r.slo_s == loosest]
+        second = [(r.slo_s, r.attainment) for r in rows if r.rate == curves.rates[0]]
+        for axes, line in ((by_rate, first), (by_slo, second)):
+            axes.plot(*zip(*sorted(line), strict=True), color=colour(policy), label=policy)
+        if (published := curves.systems.get(policy)) is not None:
+            slos = [multiple * curves.base_slo_s for multiple in curves.slo_multiples]
+            by_rate.plot(curves.rates, published.attainment_by_rate, "--", color=colour(policy))
+            by_slo.plot(slos, published.attainment_by_slo, "--", color=colour(policy))
+    by_rate.set_xlabel("requests a second and GPU")
+    by_slo.set_xlabel("SLO in seconds")
+    by_rate.set_ylabel("SLO attainment (dashed: published)")
+    by_rate.legend(fontsize=8)
+    return figure
+
+
+EXPERIMENT = Experiment(
+    name="calibration",
+    what="fits the step overhead to one published point, and predicts the others with it",
+    paper="Figure 10",
+    row=Row,
+    run=run,
+    page=page,
+    draw=draw,
+    takes=frozenset({"overhead", "policies"}),
+)
+FIGURE_10 = Experiment(
+    name="fig10",
+    what="attainment by rate and by SLO on GSM8K, ours beside the paper's",
+    paper="Figure 10",
+    row=Row,
+    run=run_figure_10,
+    page=page,
+    draw=draw,
+    takes=frozenset({"overhead", "policies"}),
+)
+
+
+def _with_overhead(
+    session: Session, bench: Gsm8k, name: str, overhead: float | None, usual: Sequence[str]
+) -> Document[Row]:
+    curves = gsm8k_curves()
+    policies = session.options.policies or usual
+    rows = []
+    if overhead is not None:
         rows = [
             row
             for policy in policies
             for rate, slo_s in _points(curves)
-            if (row := bench.row(policy, rate, overhead=fitted, slo_s=slo_s)) is not None
+            if (row := bench.row(_point(policy, rate, slo_s, overhead))) is not None
         ]
-    return Document(
-        name="calibration",
-        seeds=bench.seeds,
+    crossed = {policy: _crossed_at(policy, rows, curves) for policy in policies}
+    return session.document(
+        name,
+        rows,
         n=bench.n_requests,
-        rows=rows,
-        published=msgspec.to_builtins(curves),
+        published=curves,
         found={
-            "overhead": fitted,
-            "is_fitted": overhead is None,
-            "crossed_at": {policy: _crossed_at(policy, rows, curves) for policy in policies},
+            "overhead": overhead,
+            "is_fitted": session.options.overhead is None,
+            "crossed_at": crossed,
         },
-        is_quick=bench.n_requests < N_REQUESTS,
-        is_complete=not bench.watch.is_stopped,
     )
 
 
-def fit_overhead(bench: Gsm8k, curves: PublishedCurves) -> float | None:
-    """The overhead with which INFaaS attains what was published at FITTED_RATE."""
-    published = curves.systems[FITTED_POLICY].attainment_by_rate
-    target = published[curves.rates.index(FITTED_RATE)]
-
-    def excess(overhead: float) -> float | None:
-        row = bench.row(FITTED_POLICY, FITTED_RATE, overhead=overhead)
-        return None if row is None else row.attainment - target
-
-    return solve(excess, *OVERHEADS, tolerance=TOLERANCE)
-
-
-def solve(
-    f: Callable[[float], float | None], low: float, high: float, *, tolerance: float
-) -> float | None:
-    """Where a falling function is 0, within `tolerance` of its value, by regula falsi (Illinois).
-    `high` is moved on until `f` is not above 0 there. None when `f` gives None; ValueError when
-    `f` is below 0 at `low`, or nowhere near."""
-    f_low, f_high = f(low), f(high)
-    while f_high is not None and f_high > 0 and high < FAR * low:
-        high *= 2
-        f_high = f(high)
-    if f_low is None or f_high is None:
-        return None
-    if not f_low >= 0 >= f_high:
-        raise ValueError(f"no zero between {low} ({f_low:+.3f}) and {high} ({f_high:+.3f})")
-    side = 0
-    while True:
-        x = (low * f_high - high * f_low) / (f_high - f_low)
-        value = f(x)
-        if value is None or abs(value) <= tolerance or high - low < 1e-6:
-            return None if value is None else x
-        if value > 0:
-            low, f_low = x, value
-            f_high = f_high / 2 if side > 0 else f_high
-            side = 1
-        else:
-            high, f_high = x, value
-            f_low = f_low / 2 if side < 0 else f_low
-            side = -1
-
-
-def crossing(points: Sequence[tuple[float, float]], level: float) -> float | None:
-    """Where a falling curve through (x, y) first crosses `level`, linear between its points."""
-    for (x0, y0), (x1, y1) in pairwise(points):
-        if y0 >= level > y1:
-            return x0 + (x1 - x0) * (y0 - level) / (y0 - y1)
-    return None
+def _point(policy: str, rate: float, slo_s: float, overhead: float) -> Point:
+    return Point(policy=policy, rate=rate, slo_s=slo_s, overhead=overhead)
 
 
 def _points(curves: PublishedCurves) -> list[tuple[float, float]]:
@@ -138,6 +148,20 @@ def _crossed_at(
     }
 
 
+def _cells(row: Row, curves: PublishedCurves) -> list[str]:
+    published = _published_at(row, curves)
+    return [
+        row.policy,
+        number(row.rate),
+        number(row.slo_s, 2),
+        interval(row.attainment, row.ci95),
+        number(published),
+        points(row.attainment, published),
+        number(row.mean_threshold),
+        number(row.p50_s, 2),
+    ]
+
+
 def _published_at(row: Row, curves: PublishedCurves) -> float | None:
     published = curves.systems.get(row.policy)
     points = _points(curves)
@@ -147,62 +171,5 @@ def _published_at(row: Row, curves: PublishedCurves) -> float | None:
     return values[points.index((row.rate, row.slo_s))]
 
 
-def as_lines(document: Document) -> list[str]:
-    """For people: ours, published, and the difference in points."""
-    curves = gsm8k_curves()
-    found = document.found
-    lines = ["QUICK: this tries the plumbing and shows nothing"] if document.is_quick else []
-    lines.append(f"overhead {found['overhead']}, seeds {document.seeds}, n {document.n}")
-    lines.append(
-        f"{'policy':<12}{'rate':>7}{'SLO s':>7}{'ours':>8}{'±':>7}{'published':>11}{'':>8}"
-    )
-    for row in document.rows:
-        published = _published_at(row, curves)
-        beside = (
-            f"{published:>11.3f}{100 * (row.attainment - published):>+8.1f}" if published else ""
-        )
-        lines.append(
-            f"{row.policy:<12}{row.rate:>7.3f}{row.slo_s:>7.2f}{row.attainment:>8.3f}"
-            f"{row.ci95 or 0.0:>7.3f}{beside}"
-        )
-    for policy, at in found["crossed_at"].items():
-        lines.append(
-            f"{policy} crosses {CROSSED:.0%}: ours {at['ours']}, published {at['published']}"
-        )
-    return lines
-
-
-def main() -> None:
-    """Command line."""
-    args = _arguments()
-    n_seeds, n_requests = args.seeds or SEEDS, N_REQUESTS
-    if args.quick:
-        n_seeds, n_requests = args.seeds or QUICK_SEEDS, QUICK_REQUESTS
-    with watching(Console(file=sys.stderr)) as watch:
-        bench = Gsm8k(
-            range(n_seeds),
-            watch=watch,
-            timer=time.perf_counter,
-            n_requests=n_requests,
-            run_ahead=args.run_ahead,
-        )
-        document = calibrate(bench, args.policies.split(","), overhead=args.overhead)
-    if args.json:
-        print(msgspec.json.format(msgspec.json.encode(document), indent=1).decode())
-    else:
-        print("\n".join(as_lines(document)))
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--policies", default=FITTED_POLICY, help="separated by commas")
-    parser.add_argument("--seeds", type=int, help=f"how many; default {SEEDS}")
-    parser.add_argument("--overhead", type=float, help="taken as it is instead of fitted")
-    parser.add_argument("--run-ahead", type=int, help="steps; default: to the end of the block")
-    parser.add_argument("--quick", action="store_true", help="small runs that show nothing")
-    parser.add_argument("--json", action="store_true")
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    main()
+def _span(seeds: Sequence[int]) -> str:
+    return f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else ", ".join(map(str, seeds))

@@ -1,81 +1,134 @@
-"""The paper's GSM8K benchmark (section 5.3) in the twin: 16 TP-1 H100, one request class."""
+"""The paper's GSM8K benchmark (section 5.3) in the twin: 16 TP-1 H100, one request class.
+
+Every policy gets the same arrivals and the same recorded step rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
-from dilaserve.profiles import load_profiles
+import msgspec
+
+from dilaserve.profiles import ProfileSet, load_profiles
 from dilaserve_bench.data import data_file
 from dilaserve_bench.experiments.document import Row, row_of
+from dilaserve_bench.experiments.experiment import Session
+from dilaserve_bench.twin.advice import PUBLISHED_WMAPE
 from dilaserve_bench.twin.cluster import ClusterSpec, parse_mix
 from dilaserve_bench.twin.options import (
+    NOBODY_REFUSED,
     SimulateOptions,
     core_settings,
-    make_policy,
     recorded_source,
     stand_in,
 )
 from dilaserve_bench.twin.recorded import load_steps
-from dilaserve_bench.twin.report import report_run
-from dilaserve_bench.twin.runner import Watch, run_seeds
+from dilaserve_bench.twin.report import RunReport, report_run
+from dilaserve_bench.twin.runner import run_seeds
 from dilaserve_bench.twin.simulation import Scenario
 from dilaserve_bench.twin.workload import RequestClass, Workloads, poisson
+from dilaserve_scheduler.core.policy import Policy
+from dilaserve_scheduler.policies import PolicyOptions, build_policy
 
-__all__ = ["N_REQUESTS", "SLO_S", "Gsm8k"]
+__all__ = ["FIXED", "N_PROMPT", "N_REQUESTS", "SLO_S", "Gsm8k", "Point"]
 
 N_REQUESTS = 1319
 """The whole of GSM8K's test set."""
+QUICK_REQUESTS = 40
 N_PROMPT = 1075
 """Mean of the 5-shot prompts, in tokens."""
 N_OUTPUT = 256
 SLO_S = 9.5
+FIXED = "fixed-"
+"""A policy of this name is infaas at another threshold: fixed-0.7."""
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a run depends on, but its seed. Rates are per second and GPU."""
+
+    policy: str
+    rate: float
+    overhead: float
+    slo_s: float = SLO_S
+    n_prompt: int = N_PROMPT
+    n_output: int = N_OUTPUT
+    instances: str = "16xtp1"
+    run_ahead: int | None = None
+    predictor_error: float = PUBLISHED_WMAPE
+    parts: dict[str, Any] = {}
+    """Of the policy, as in PolicyOptions, that are not as usual."""
+
+
+class _Key(msgspec.Struct, frozen=True, kw_only=True):
+    point: Point
+    n_requests: int
+    seed: int
 
 
 class Gsm8k:
-    """Runs points of the benchmark: the same arrivals and step rows for every policy."""
+    """Runs points, or takes them from what was kept."""
 
-    def __init__(
-        self,
-        seeds: Sequence[int],
-        *,
-        watch: Watch,
-        timer: Callable[[], float],
-        n_requests: int = N_REQUESTS,
-        run_ahead: int | None = None,
-    ) -> None:
-        self.seeds = list(seeds)
-        self.n_requests = n_requests
-        self.watch = watch
-        self._timer = timer
-        self._run_ahead = run_ahead
+    def __init__(self, session: Session) -> None:
+        self.n_requests = session.size(N_REQUESTS, QUICK_REQUESTS)
+        self._session = session
         self._profiles = load_profiles(data_file("h100_llada.json"))
         self._table = load_steps(data_file("gsm8k_llada_steps.json"))
 
-    def row(self, policy: str, rate: float, *, overhead: float, slo_s: float = SLO_S) -> Row | None:
-        """One point; None if it was interrupted before a single run was complete."""
-        options = SimulateOptions(policy=policy, slo_s=slo_s)
-        runs = run_seeds(
-            self._scenario(options, overhead),
-            self._workloads(rate, slo_s),
-            self.seeds,
-            watch=self.watch,
-            timer=self._timer,
-            title=f"{policy} at {rate:g}/s, SLO {slo_s:g} s, overhead {overhead:.3f}",
-        )
-        return row_of(policy, rate, slo_s, map(report_run, runs))
+    def row(self, point: Point) -> Row | None:
+        """Means over all seeds that there are; None if it was interrupted before the first."""
+        runs = [run for seed in self._session.seeds if (run := self.run(point, seed)) is not None]
+        return row_of(point.policy, point.rate, point.slo_s, point.overhead, runs)
 
-    def _scenario(self, options: SimulateOptions, overhead: float) -> Scenario:
-        spec = ClusterSpec(groups=parse_mix("16xtp1"), overhead=overhead)
+    def run(self, point: Point, seed: int) -> RunReport | None:
+        """One run, without its course over time; None if it was interrupted."""
+        key = _Key(point=_as_run(point), n_requests=self.n_requests, seed=seed)
+        return self._session.measured(key, RunReport, lambda: self._measure(key))
+
+    def _measure(self, key: _Key) -> RunReport | None:
+        point = key.point
+        runs = run_seeds(
+            self._scenario(point),
+            self._workloads(point),
+            [key.seed],
+            watch=self._session.watch,
+            timer=self._session.timer,
+            title=f"{point.policy} at {point.rate:g}/s, overhead {point.overhead:.3f}",
+        )
+        report = report_run(next(runs))
+        if not report.is_complete:
+            return None
+        return msgspec.structs.replace(report, percentiles_s=[], slots=[])
+
+    def _scenario(self, point: Point) -> Scenario:
+        spec = ClusterSpec(groups=parse_mix(point.instances), overhead=point.overhead)
+        options = SimulateOptions(predictor_error=point.predictor_error)
         return Scenario(
             cluster=spec,
             profiles=self._profiles,
-            policy=lambda: make_policy(options, self._profiles),
+            policy=lambda: _policy(point, self._profiles),
             source=lambda workload: recorded_source(self._table, workload),
-            core=core_settings(spec.heartbeat_s, self._run_ahead),
+            core=core_settings(spec.heartbeat_s, point.run_ahead),
             adviser=lambda workload: stand_in(self._table, workload, options),
         )
 
-    def _workloads(self, rate: float, slo_s: float) -> Workloads:
-        size = RequestClass(n_prompt=N_PROMPT, n_output=N_OUTPUT, slo_s=slo_s)
-        n_gpus = 16
-        return poisson([size], rate=rate * n_gpus, n=self.n_requests, n_cases=len(self._table.rows))
+    def _workloads(self, point: Point) -> Workloads:
+        size = RequestClass(n_prompt=point.n_prompt, n_output=point.n_output, slo_s=point.slo_s)
+        n_gpus = ClusterSpec(groups=parse_mix(point.instances)).n_gpus
+        return poisson(
+            [size], rate=point.rate * n_gpus, n=self.n_requests, n_cases=len(self._table.rows)
+        )
+
+
+def _as_run(point: Point) -> Point:
+    """The same point under the name of the policy that really runs."""
+    if not point.policy.startswith(FIXED):
+        return point
+    threshold = float(point.policy.removeprefix(FIXED))
+    parts = {} if threshold == PolicyOptions().threshold else {"threshold": threshold}
+    return msgspec.structs.replace(point, policy="infaas", parts={**point.parts, **parts})
+
+
+def _policy(point: Point, profiles: ProfileSet) -> Policy:
+    usual = PolicyOptions(queue_limit=NOBODY_REFUSED, slo_s=point.slo_s, profiles=profiles)
+    return build_policy(point.policy, replace(usual, **point.parts))

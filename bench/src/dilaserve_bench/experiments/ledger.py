@@ -1,0 +1,81 @@
+"""Keeps every measured point as soon as it is there, so that an experiment goes on where it was
+interrupted. Points measured by other code than the present are never found."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+__all__ = ["Ledger", "code_fingerprint"]
+
+T = TypeVar("T")
+MEASURED_CODE = (
+    "dilaserve",
+    "dilaserve_bench",
+    "dilaserve_gpu_worker",
+    "dilaserve_predictor",
+    "dilaserve_scheduler",
+)
+N_HEX = 12
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    key: msgspec.Raw
+    value: msgspec.Raw
+
+
+class Ledger:
+    """One line for each point. `is_fresh`: what earlier sessions kept is passed over."""
+
+    def __init__(self, path: Path, *, is_fresh: bool = False) -> None:
+        self._path = path
+        self._points: dict[bytes, msgspec.Raw] = {}
+        if not is_fresh and path.exists():
+            self._points = dict(_read(path))
+
+    def find(self, key: object, kind: type[T]) -> T | None:
+        """What was kept under this key and type."""
+        value = self._points.get(_name(key, kind))
+        return msgspec.json.decode(value, type=kind) if value is not None else None
+
+    def keep(self, key: object, value: object) -> None:
+        """Written at once, in one piece, so that two sessions can share the file."""
+        name = _name(key, type(value))
+        self._points[name] = msgspec.Raw(msgspec.json.encode(value))
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        line = msgspec.json.encode(_Entry(msgspec.Raw(name), self._points[name])) + b"\n"
+        with self._path.open("ab", buffering=0) as file:
+            file.write(line)
+
+
+def code_fingerprint(packages: Iterable[str] = MEASURED_CODE) -> str:
+    """Of the sources and data of these packages, as far as they are installed."""
+    digest = hashlib.sha256()
+    for package in packages:
+        spec = find_spec(package)
+        if spec is None or spec.origin is None:
+            continue
+        root = Path(spec.origin).parent
+        for path in sorted(p for p in root.rglob("*") if p.suffix in {".py", ".json"}):
+            digest.update(f"{package}/{path.relative_to(root).as_posix()}\n".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:N_HEX]
+
+
+def _read(path: Path) -> Iterable[tuple[bytes, msgspec.Raw]]:
+    """All whole lines: one that was cut off by a crash is passed over."""
+    for line in path.read_bytes().splitlines():
+        try:
+            entry = msgspec.json.decode(line, type=_Entry)
+        except msgspec.DecodeError:
+            continue
+        yield bytes(entry.key), entry.value.copy()
+
+
+def _name(key: object, kind: type) -> bytes:
+    return msgspec.json.encode({"kind": kind.__name__, "of": key}, order="sorted")

@@ -1,0 +1,29 @@
+"""Experiments by name. Nothing of them is imported before it is asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from dilaserve.errors import DiLaServeError
+from dilaserve_bench.experiments.experiment import Experiment
+
+__all__ = ["EXPERIMENTS", "load_experiment"]
+
+EXPERIMENTS = {
+    "calibration": "calibration:EXPERIMENT",
+    "fig10": "calibration:FIGURE_10",
+}
+"""Name → module of this package and its Experiment. Names of figures and tables that are another
+experiment's lead there too."""
+
+
+def load_experiment(name: str) -> Experiment[Any]:
+    """Raises DiLaServeError for an unknown name."""
+    if name not in EXPERIMENTS:
+        known = ", ".join(EXPERIMENTS)
+        raise DiLaServeError(f"experiment {name!r} is unknown; use list, or one of {known}")
+    module, _, attribute = EXPERIMENTS[name].partition(":")
+    experiment = getattr(import_module(f"dilaserve_bench.experiments.{module}"), attribute)
+    assert isinstance(experiment, Experiment)
+    return experiment
