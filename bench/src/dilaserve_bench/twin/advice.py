@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from functools import lru_cache
 
 from dilaserve.messages import PredictSteps, StepAnswer, StepQuestion, StepsPredicted
 from dilaserve_bench.twin.recorded import StepTable
@@ -34,24 +33,23 @@ class StandIn:
         self._table = table
         self._row_of = row_of
         self._sigma = wmape / FOLDED
+        self._whole: dict[tuple[str, tuple[float, ...]], list[float]] = {}
 
     def answer(self, now: float, query: object) -> StepsPredicted | None:
         """Of a PredictSteps; None for anything else."""
         if not isinstance(query, PredictSteps):
             return None
+        thresholds = tuple(query.thresholds)
         return StepsPredicted(
             model_id=query.model_id,
             thresholds=query.thresholds,
-            answers=[self._predict(q, query.thresholds) for q in query.questions],
+            answers=[self._predict(question, thresholds) for question in query.questions],
         )
 
-    def _predict(self, question: StepQuestion, thresholds: list[float]) -> StepAnswer:
-        common = _normal(question.request_id) + _normal(f"{question.request_id}/{question.step}")
-        p50 = [
-            self._steps_left(question, threshold)
-            * math.exp(self._sigma * (common + _normal(f"{question.request_id} {threshold}")))
-            for threshold in thresholds
-        ]
+    def _predict(self, question: StepQuestion, thresholds: tuple[float, ...]) -> StepAnswer:
+        error = self._sigma * _normal(f"{question.request_id}/{question.step}")
+        share = math.exp(error) * (1.0 - question.n_unmasked / question.n_output)
+        p50 = [steps * share for steps in self._whole_request(question, thresholds)]
         above = math.exp(self._sigma * Z_80)
         return StepAnswer(
             request_id=question.request_id,
@@ -60,14 +58,23 @@ class StandIn:
             upper=[steps * above for steps in p50],
         )
 
-    def _steps_left(self, question: StepQuestion, threshold: float) -> float:
+    def _whole_request(self, question: StepQuestion, thresholds: tuple[float, ...]) -> list[float]:
+        """Steps from its first to its last at each threshold, with the errors that last; kept,
+        since whoever asks once asks again."""
+        key = question.request_id, thresholds
+        steps = self._whole.get(key)
+        if steps is None:
+            steps = self._whole[key] = [self._steps(question, each) for each in thresholds]
+        return steps
+
+    def _steps(self, question: StepQuestion, threshold: float) -> float:
+        request_id = question.request_id
         n_blocks = -(-question.n_output // question.block_length)
-        row = self._row_of(question.request_id)
-        steps = self._table.steps(row, threshold, question.n_output, n_blocks)
-        return steps * (1.0 - question.n_unmasked / question.n_output)
+        steps = self._table.steps(self._row_of(request_id), threshold, question.n_output, n_blocks)
+        error = _normal(request_id) + _normal(f"{request_id} {threshold}")
+        return steps * math.exp(self._sigma * error)
 
 
-@lru_cache(maxsize=1 << 14)
 def _normal(name: str) -> float:
     """A normal deviate of variance 1/3 that belongs to a name."""
     return random.Random(name).gauss() * math.sqrt(1.0 / 3.0)
