@@ -107,9 +107,7 @@ def test_an_instance_that_no_subject_can_name_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("token", [-1, 2**31])
 def test_tokens_that_no_tokenizer_takes_are_refused(token: int) -> None:
-    delta = TokenDelta(
-        request_id="r1", epoch=1, step=4, positions=[3], tokens=[token], confidences=[0.97]
-    )
+    delta = token_delta(tokens=[token])
     with pytest.raises(msgspec.ValidationError, match=r"\$\.tokens"):
         messages.decode_to_gateway(messages.encode(delta))
 
@@ -136,10 +134,22 @@ def test_the_error_names_the_field() -> None:
 
 
 def test_a_message_is_readable() -> None:
-    delta = TokenDelta(
-        request_id="r1", epoch=1, step=4, positions=[3], tokens=[258], confidences=[0.97]
-    )
-    assert messages.encode(delta) == (
+    assert messages.encode(token_delta(tokens=[258])) == (
         b'{"type":"token_delta","request_id":"r1","epoch":1,"step":4,"positions":[3],'
-        b'"tokens":[258],"confidences":[0.97]}'
+        b'"tokens":[258],"confidences":[0.97],"kind":"cache","threshold":0.9,"worker":"w-01"}'
+    )
+
+
+def token_delta(tokens: list[int]) -> TokenDelta:
+    """One token at position 3."""
+    return TokenDelta(
+        request_id="r1",
+        epoch=1,
+        step=4,
+        positions=[3],
+        tokens=tokens,
+        confidences=[0.97],
+        kind="cache",
+        threshold=0.9,
+        worker="w-01",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import msgspec
@@ -136,12 +137,14 @@ class TestCommit:
     async def test_writes_canvas_step_statistics_and_stream(self, store: Store) -> None:
         id_ = await admitted(store)
         first = step_of(id_, 1, {0: 7, 3: 0})
-        second = step_of(id_, 2, {1: 126336, 7: 9}, threshold=0.85, block=1, latency_ms=3.125)
+        changes = {"threshold": 0.85, "block": 1, "latency_ms": 3.125, "rebuilt": True}
+        second = step_of(id_, 2, {1: 126336, 7: 9}, **changes)
         assert await store.commit([first]) == ["committed"]
         assert await store.commit([second]) == ["committed"]
         record = await record_of(store, id_)
         assert record.canvas == canvas_of(p0=7, p1=126336, p3=0, p7=9)
         assert (record.step, record.state, record.stats) == (2, "active", STATS)
+        assert record.ended_s is None
         assert await store.deltas(id_) == [delta_of(first), delta_of(second)]
 
     async def test_step_that_ends_the_request(self, store: Store) -> None:
@@ -150,6 +153,7 @@ class TestCommit:
         assert await store.commit([last]) == ["committed"]
         record = await record_of(store, id_)
         assert (record.state, record.finish_reason, record.step) == ("done", "stop", 1)
+        assert record.ended_s == pytest.approx(time.time(), abs=60)
         assert await store.active() == []
         assert await store.deltas(id_) == [delta_of(last)]
 
@@ -178,6 +182,20 @@ class TestCommit:
         assert await store.commit([step_of(id_, 1, {0: 7}, epoch=epoch)]) == ["fenced"]
         assert (await record_of(store, id_)).canvas == canvas_of()
         assert await store.commit([step_of(id_, 1, {0: 7}, epoch=2)]) == ["committed"]
+
+    async def test_other_weights_than_before_are_fenced(self, store: Store) -> None:
+        id_ = await admitted(store)
+        first = step_of(id_, 1, {0: 7}, weights_hash="aa")
+        assert (await record_of(store, id_)).weights_hash == ""
+        assert await store.commit([first]) == ["committed"]
+        for weights_hash in ("bb", ""):
+            other = step_of(id_, 2, {1: 8}, weights_hash=weights_hash)
+            whole = msgspec.structs.replace(other, canvas=canvas_of(p0=7, p1=8))
+            assert await store.commit([other, whole, first]) == ["fenced", "fenced", "duplicate"]
+        record = await record_of(store, id_)
+        assert (record.step, record.weights_hash) == (1, "aa")
+        same = step_of(id_, 2, {1: 8}, weights_hash="aa")
+        assert await store.commit([same]) == ["committed"]
 
     async def test_not_admitted_is_fenced(self, store: Store) -> None:
         request = new_request()

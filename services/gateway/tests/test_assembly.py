@@ -18,6 +18,9 @@ def wire(step: int, positions: list[int], tokens: list[int]) -> TokenDelta:
         positions=positions,
         tokens=tokens,
         confidences=[0.5] * len(tokens),
+        kind="cache",
+        threshold=0.9,
+        worker="w",
     )
 
 

@@ -39,6 +39,9 @@ def follow(
             positions=sorted(positions),
             tokens=[canvas[p] for p in sorted(positions)],
             confidences=[0.5] * len(positions),
+            kind="cache",
+            threshold=0.9,
+            worker="w",
             finish_reason=reason if last else None,
         )
         update = choice.offer(delta)

@@ -344,7 +344,17 @@ async def test_strange_messages_are_dropped(
     subject = subjects.tokens(gateway.id)
     for data in (b"", b"\xff", b"{}", b'{"type":"other"}', b'{"type":"token_delta"}'):
         await bus.publish(subject, data)
-    stray = TokenDelta(request_id="other", epoch=1, step=1, positions=[], tokens=[], confidences=[])
+    stray = TokenDelta(
+        request_id="other",
+        epoch=1,
+        step=1,
+        positions=[],
+        tokens=[],
+        confidences=[],
+        kind="cache",
+        threshold=0.9,
+        worker="w",
+    )
     await bus.publish(subject, encode(stray))
     call = await gateway.open(ask(), "call", {})
     assert await texts(call) == ["hello world"]

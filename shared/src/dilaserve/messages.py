@@ -157,6 +157,9 @@ class StepCommand(Message, frozen=True, tag="step_command"):
     seq: Count
     items: list[StepItem] = []
     releases: list[Release] = []
+    recompute_tokens: Count | None = None
+    """Most tokens of those rows of a pass that compute their whole length (recompute and rebuild
+    steps), from now on; one such row always may run. None: as many as the pass may have."""
 
 
 class StopCommand(Message, frozen=True, tag="stop_command"):
@@ -289,6 +292,12 @@ class TokenDelta(Message, frozen=True, tag="token_delta"):
     """Canvas positions, from 0 at the first output token."""
     tokens: list[TokenId]
     confidences: list[float]
+    kind: StepKind
+    threshold: float
+    worker: Word
+    """Instance id of the one who ran the step."""
+    rebuilt: bool = False
+    """Whether a pass before this step only rebuilt the request's KV cache."""
     finish_reason: FinishReason | None = None
 
 

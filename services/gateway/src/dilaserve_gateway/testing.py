@@ -173,5 +173,9 @@ def _delta(commit: Commit) -> TokenDelta:
         positions=commit.positions,
         tokens=commit.tokens,
         confidences=commit.confidences,
+        kind=commit.kind,
+        threshold=commit.threshold,
+        worker=commit.worker,
+        rebuilt=commit.rebuilt,
         finish_reason=commit.finish_reason,
     )

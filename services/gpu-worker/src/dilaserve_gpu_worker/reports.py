@@ -26,7 +26,7 @@ from dilaserve_gpu_worker.engine.types import BatchOutput, StepOutput
 from dilaserve_gpu_worker.holdings import Holding, Unanswered
 from dilaserve_gpu_worker.observe import WorkerMetrics
 
-__all__ = ["Reports"]
+__all__ = ["Reports", "item_result"]
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +77,9 @@ class Reports:
                 positions=output.positions,
                 tokens=output.tokens,
                 confidences=output.confidences,
+                kind=output.kind,
+                threshold=output.threshold,
+                worker=self._info.instance_id,
                 finish_reason=output.finish_reason,
             ),
         )
@@ -98,7 +101,7 @@ class Reports:
                 n_tokens=output.n_tokens,
                 n_rebuilds=output.n_rebuilds,
                 items=[
-                    _item(holding, step, outcome)
+                    item_result(holding, step, outcome)
                     for (holding, step), outcome in zip(steps, outcomes, strict=True)
                 ],
             ),
@@ -125,7 +128,8 @@ class Reports:
             log.debug("%s not sent: %s", subject, error)
 
 
-def _item(holding: Holding, output: StepOutput, outcome: CommitOutcome) -> StepItemResult:
+def item_result(holding: Holding, output: StepOutput, outcome: CommitOutcome) -> StepItemResult:
+    """What a step did to its request, for the scheduler."""
     return StepItemResult(
         request_id=output.request_id,
         epoch=holding.epoch,

@@ -97,11 +97,12 @@ class Store(Protocol):
     async def commit(self, commits: Sequence[Commit]) -> list[CommitOutcome]:
         """One round trip for a batch, one answer per item, each atomic. In this order:
         record missing, cancelled or failed → `terminal`; other epoch → `fenced`;
-        step already stored → `duplicate`; done → `terminal`; step above stored + 1 without the
-        whole canvas → `gap`; a position that is committed already, or a canvas that masks or
-        changes one → `fenced` (committed tokens never change: the worker is out of step with the
-        store and has to load the request again); else `committed`: positions, step, statistics
-        and one stream entry with id `<step>-1`, and state `done` when `finish_reason` is set.
+        step already stored → `duplicate`; done → `terminal`; other weights than those of the steps
+        before → `fenced`; step above stored + 1 without the whole canvas → `gap`; a position that
+        is committed already, or a canvas that masks or changes one → `fenced` (committed tokens
+        never change: the worker is out of step with the store and has to load the request again);
+        else `committed`: positions, step, statistics and one stream entry with id `<step>-1`, and
+        state `done` when `finish_reason` is set.
         Raises ValueError for a malformed item, before anything is written, and for a position
         outside the canvas, after the rest of the batch is written."""
         ...

@@ -77,6 +77,8 @@ def commit_arguments(commit: Commit) -> list[Field]:
         pack_tokens(commit.tokens),
         pack_tokens(commit.canvas) if commit.canvas is not None else b"",
         commit.cache_mode,
+        int(commit.rebuilt),
+        commit.weights_hash,
     ]
 
 
@@ -96,6 +98,8 @@ def to_record(fields: Mapping[bytes, bytes]) -> RequestRecord:
             stats=_to_stats(text["stats"]) if "stats" in text else None,
             finish_reason=_to_finish_reason(text.get("finish_reason", b"")),
             error=text.get("error", b"").decode(),
+            ended_s=float(text["ended_s"]) if "ended_s" in text else None,
+            weights_hash=text.get("weights_hash", b"").decode(),
         )
         spec = record.request.spec
         if spec.block_length < 1 or len(record.canvas) != spec.n_output:
@@ -118,6 +122,7 @@ def to_delta(fields: Mapping[bytes, bytes]) -> Delta:
             tokens=_to_tokens(fields[b"tokens"]),
             confidences=_to_floats(fields[b"confidences"]),
             cache_mode=msgspec.convert(fields[b"cache_mode"].decode(), CacheMode),
+            rebuilt=bool(int(fields[b"rebuilt"])),
             finish_reason=_to_finish_reason(fields[b"finish_reason"]),
         )
 

@@ -82,8 +82,14 @@ local function reassign(keys, args)
   return answer('reassigned', at)
 end
 
+-- Wall-clock seconds since the epoch, by the server's clock.
+local function wall_clock()
+  local time = redis.call('TIME')
+  return string.format('%s.%06d', time[1], tonumber(time[2]))
+end
+
 local function finish(record, stream, active, id, retention_ms, ...)
-  redis.call('HSET', record, ...)
+  redis.call('HSET', record, 'ended_s', wall_clock(), ...)
   redis.call('SREM', active, id)
   redis.call('PEXPIRE', record, retention_ms)
   redis.call('PEXPIRE', stream, retention_ms)
@@ -176,14 +182,16 @@ local function commit(keys, args)
   local positions, tokens, confidences = args[10], args[11], args[12]
   local finish_reason, stats = args[13], args[14]
   local packed_positions, packed_tokens, canvas = args[15], args[16], args[17]
-  local cache_mode = args[18]
+  local cache_mode, rebuilt, weights_hash = args[18], args[19], args[20]
 
-  local stored = read(record, 'state', 'epoch', 'step', 'canvas')
+  local stored = read(record, 'state', 'epoch', 'step', 'canvas', 'weights_hash')
   local state, stored_step, stored_canvas = stored[1], number(stored[3]), stored[4]
+  local stored_hash = stored[5] or ''
   if not state or not stored_canvas or state == 'cancelled' or state == 'failed' then return 'terminal' end
   if stored[2] ~= epoch then return 'fenced' end
   if step <= stored_step then return 'duplicate' end
   if state == 'done' then return 'terminal' end
+  if stored_hash ~= '' and stored_hash ~= weights_hash then return 'fenced' end
 
   if canvas == '' then
     local refusal
@@ -197,11 +205,12 @@ local function commit(keys, args)
     positions, tokens, confidences = missing, second, third
   end
 
-  redis.call('HSET', record, 'step', step, 'canvas', canvas, 'stats', stats)
+  redis.call('HSET', record, 'step', step, 'canvas', canvas, 'stats', stats,
+    'weights_hash', weights_hash)
   append(stream, step .. '-1', 'step', step, 'epoch', epoch, 'block', block,
     'kind', kind, 'threshold', threshold, 'worker', worker, 'latency_ms', latency_ms,
     'positions', positions, 'tokens', tokens, 'confidences', confidences,
-    'cache_mode', cache_mode, 'finish_reason', finish_reason)
+    'cache_mode', cache_mode, 'rebuilt', rebuilt, 'finish_reason', finish_reason)
   if finish_reason ~= '' then
     finish(record, stream, active, id, retention_ms, 'state', 'done',
       'finish_reason', finish_reason)

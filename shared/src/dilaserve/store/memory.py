@@ -17,6 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 from dilaserve.errors import StoreUnavailableError
 from dilaserve.lifecycle import Event, State, advance, is_terminal
 from dilaserve.messages import ConfidenceStats, FinishReason
+from dilaserve.store.answers import admit_answer, reassign_answer, to_record
 from dilaserve.store.keys import N_SHARDS, shard_of
 from dilaserve.store.records import (
     MASKED,
@@ -51,6 +52,8 @@ class _Record:
     stats: ConfidenceStats | None = None
     finish_reason: FinishReason | None = None
     error: str = ""
+    ended_s: float | None = None
+    weights_hash: str = ""
     deltas: list[Delta] = field(default_factory=list)
 
 
@@ -87,15 +90,20 @@ def _call(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[
 
 
 class MemoryStore:
-    """See Store. `clock` gives seconds, for expiry and the lease."""
+    """See Store. `clock`: seconds, for expiry and the lease; `wall`: seconds since the epoch."""
 
     def __init__(
-        self, *, clock: Callable[[], float] = time.monotonic, retention_s: float = 900.0
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        retention_s: float = 900.0,
     ) -> None:
         self.down = False
         self.lose_answers = 0
         self.memory_limit = 0
         self._clock = clock
+        self._wall = wall
         self._retention_s = retention_s
         self._data = _Data()
         self._runs = itertools.count(1)
@@ -146,15 +154,15 @@ class MemoryStore:
         """See Store.admit."""
         fresh, record = self._raise_term(request_id, term), self._find(request_id)
         if not fresh:
-            return _admit_answer("stale_term", record)
+            return admit_answer("stale_term", record)
         if record is None:
-            return _admit_answer("missing", record)
+            return admit_answer("missing", record)
         if record.state != "new":
-            return _admit_answer("terminal" if is_terminal(record.state) else "already", record)
+            return admit_answer("terminal" if is_terminal(record.state) else "already", record)
         record.state = advance(record.state, "admit")
         record.epoch, record.term, record.owner = max(1, min_epoch), term, owner
         record.expires_s = None
-        return _admit_answer("admitted", record)
+        return admit_answer("admitted", record)
 
     @_call
     async def reassign(
@@ -170,18 +178,18 @@ class MemoryStore:
         """See Store.reassign."""
         fresh, record = self._raise_term(request_id, term), self._find(request_id)
         if not fresh:
-            return _reassign_answer("stale_term", record)
+            return reassign_answer("stale_term", record)
         if record is None:
-            return _reassign_answer("missing", record)
+            return reassign_answer("missing", record)
         if is_terminal(record.state):
-            return _reassign_answer("terminal", record)
+            return reassign_answer("terminal", record)
         if record.state == "new" or record.epoch != expected_epoch:
-            return _reassign_answer("conflict", record)
+            return reassign_answer("conflict", record)
         record.state = advance(record.state, "reassign")
         record.epoch = max(record.epoch, min_epoch - 1) + 1
         record.term, record.owner = term, owner
         record.attempts += owner_died
-        return _reassign_answer("reassigned", record)
+        return reassign_answer("reassigned", record)
 
     @_call
     async def fail(self, request_id: str, *, term: int, error: str) -> FailAnswer:
@@ -248,7 +256,7 @@ class MemoryStore:
     async def load(self, request_ids: Sequence[str]) -> list[RequestRecord | None]:
         """See Store.load."""
         records = [self._find(request_id) for request_id in request_ids]
-        return [_to_record(record) if record else None for record in records]
+        return [to_record(record) if record else None for record in records]
 
     @_call
     async def deltas(self, request_id: str, *, after_step: int = 0) -> list[Delta]:
@@ -291,6 +299,7 @@ class MemoryStore:
     def _end(self, record: _Record, event: Event, *, error: str = "") -> None:
         record.state = advance(record.state, event)
         record.error = error
+        record.ended_s = self._wall()
         record.expires_s = self._clock() + self._retention_s
 
     def _commit(self, commit: Commit) -> CommitOutcome | ValueError:
@@ -303,6 +312,8 @@ class MemoryStore:
             return "duplicate"
         if record.state == "done":
             return "terminal"
+        if record.weights_hash not in ("", commit.weights_hash):
+            return "fenced"
         if commit.step > record.step + 1 and commit.canvas is None:
             return "gap"
         return self._write(record, commit)
@@ -319,41 +330,8 @@ class MemoryStore:
         record.deltas.append(to_delta(commit, added))
         record.state = advance(record.state, "commit")
         record.step, record.stats = commit.step, commit.stats
+        record.weights_hash = commit.weights_hash
         if commit.finish_reason:
             record.finish_reason = commit.finish_reason
             self._end(record, "finish")
         return "committed"
-
-
-def _admit_answer(outcome: Any, record: _Record | None) -> AdmitAnswer:
-    if record is None:
-        return AdmitAnswer(outcome=outcome)
-    return AdmitAnswer(outcome=outcome, epoch=record.epoch, step=record.step, owner=record.owner)
-
-
-def _reassign_answer(outcome: Any, record: _Record | None) -> ReassignAnswer:
-    if record is None:
-        return ReassignAnswer(outcome=outcome)
-    return ReassignAnswer(
-        outcome=outcome,
-        epoch=record.epoch,
-        step=record.step,
-        owner=record.owner,
-        attempts=record.attempts,
-    )
-
-
-def _to_record(record: _Record) -> RequestRecord:
-    return RequestRecord(
-        request=record.request,
-        state=record.state,
-        epoch=record.epoch,
-        term=record.term,
-        owner=record.owner,
-        attempts=record.attempts,
-        step=record.step,
-        canvas=list(record.canvas),
-        stats=record.stats,
-        finish_reason=record.finish_reason,
-        error=record.error,
-    )

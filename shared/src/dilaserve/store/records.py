@@ -70,6 +70,11 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason | None = None
     error: str = ""
     """Why it failed or was cancelled."""
+    ended_s: float | None = None
+    """When it ended, in wall-clock seconds since the epoch by the store's clock."""
+    weights_hash: str = ""
+    """Of the weights that its steps were computed with; empty before the first. Only an instance
+    with these may go on with it."""
 
 
 MASKED = -1
@@ -97,6 +102,9 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     confidences: list[float]
     stats: ConfidenceStats
     cache_mode: CacheMode = "dual"
+    rebuilt: bool = False
+    """Whether a pass before this step, and after the one before it, only rebuilt its KV cache."""
+    weights_hash: str = ""
     finish_reason: FinishReason | None = None
     canvas: list[int] | None = None
     """The whole canvas after this step (MASKED where masked): sent again after a `gap`."""
@@ -117,6 +125,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     tokens: list[int]
     confidences: list[float]
     cache_mode: CacheMode = "dual"
+    rebuilt: bool = False
+    """See Commit."""
     finish_reason: FinishReason | None = None
 
 

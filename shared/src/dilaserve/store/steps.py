@@ -67,6 +67,7 @@ def to_delta(commit: Commit, added: Unmasked) -> Delta:
         tokens=added.tokens,
         confidences=added.confidences,
         cache_mode=commit.cache_mode,
+        rebuilt=commit.rebuilt,
         finish_reason=commit.finish_reason,
     )
 
