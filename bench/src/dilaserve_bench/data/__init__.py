@@ -13,9 +13,12 @@ __all__ = [
     "ClassMix",
     "PublishedCurve",
     "PublishedCurves",
+    "PublishedDay",
+    "PublishedDays",
     "average_day",
     "data_file",
     "gsm8k_curves",
+    "published_days",
     "sharegpt_classes",
 ]
 
@@ -53,6 +56,26 @@ class PublishedCurves(msgspec.Struct, frozen=True, kw_only=True):
     systems: dict[str, PublishedCurve]
 
 
+class PublishedDay(msgspec.Struct, frozen=True, kw_only=True):
+    """One system's over the 2-hour trace."""
+
+    low: float
+    """Attainment in the first 45 minutes."""
+    loaded: float
+    """Attainment from then on."""
+    attainment: list[float]
+    """In each slot."""
+    mean_threshold: list[float]
+    """The same; empty where thresholds are fixed."""
+
+
+class PublishedDays(msgspec.Struct, frozen=True, kw_only=True):
+    """By policy."""
+
+    slot_s: float
+    systems: dict[str, PublishedDay]
+
+
 def average_day() -> AverageDay:
     """The paper's average day (section 5.1), peaking at 20 arrivals a second."""
     return _read("average_day.json", AverageDay)
@@ -66,6 +89,11 @@ def sharegpt_classes() -> ClassMix:
 def gsm8k_curves() -> PublishedCurves:
     """The paper's Figure 10 for LLaDA on GSM8K."""
     return _read("gsm8k_slo_curves.json", PublishedCurves)
+
+
+def published_days() -> PublishedDays:
+    """The paper's Figure 8 and Table 5."""
+    return _read("realday_published.json", PublishedDays)
 
 
 def data_file(name: str) -> Path:

@@ -13,6 +13,9 @@ __all__ = ["EXPERIMENTS", "load_experiment"]
 EXPERIMENTS = {
     "calibration": "calibration:EXPERIMENT",
     "fig10": "calibration:FIGURE_10",
+    "realday": "realday:EXPERIMENT",
+    "fig8": "realday:EXPERIMENT",
+    "table5": "realday:EXPERIMENT",
 }
 """Name → module of this package and its Experiment. Names of figures and tables that are another
 experiment's lead there too."""

@@ -10,7 +10,16 @@ import msgspec
 from dilaserve_bench.twin.clients import Served
 from dilaserve_bench.twin.simulation import Run
 
-__all__ = ["Estimate", "Report", "RunReport", "SlotReport", "estimate", "report", "report_run"]
+__all__ = [
+    "Estimate",
+    "Report",
+    "RunReport",
+    "SlotReport",
+    "estimate",
+    "quantile",
+    "report",
+    "report_run",
+]
 
 # 97.5 % quantiles of Student's t by degrees of freedom, from 1.
 T_975 = (
@@ -140,10 +149,10 @@ def report_run(run: Run) -> RunReport:
         n_refused=sum(served.outcome == "refused" for served in counted),
         attainment=_share(served.in_time for served in counted) or 0.0,
         mean_s=sum(latencies) / len(latencies) if latencies else None,
-        p50_s=_quantile(latencies, 0.5),
-        p90_s=_quantile(latencies, 0.9),
-        p99_s=_quantile(latencies, 0.99),
-        percentiles_s=[p for k in range(101) if (p := _quantile(latencies, k / 100)) is not None],
+        p50_s=quantile(latencies, 0.5),
+        p90_s=quantile(latencies, 0.9),
+        p99_s=quantile(latencies, 0.99),
+        percentiles_s=[p for k in range(101) if (p := quantile(latencies, k / 100)) is not None],
         mean_threshold=_ratio(measured.threshold_sum, measured.n_steps),
         mean_token_threshold=_ratio(measured.token_threshold_sum, measured.n_tokens),
         accuracy=_share(served.right for served in done),
@@ -174,6 +183,16 @@ def estimate(values: Iterable[float | None]) -> Estimate | None:
     variance = sum((value - mean) ** 2 for value in known) / (n - 1)
     t = T_975[n - 2] if n - 2 < len(T_975) else Z_975
     return Estimate(mean, t * math.sqrt(variance / n))
+
+
+def quantile(ordered: Sequence[float], q: float) -> float | None:
+    """Of ascending values, linear between the two nearest; None if there are none."""
+    if not ordered:
+        return None
+    at = q * (len(ordered) - 1)
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (at - low) * (ordered[high] - ordered[low])
 
 
 def _is_known(served: Served, run: Run) -> bool:
@@ -215,13 +234,3 @@ def _share(judged: Iterable[bool | None]) -> float | None:
 
 def _ratio(total: float, n: int) -> float | None:
     return total / n if n else None
-
-
-def _quantile(ordered: Sequence[float], q: float) -> float | None:
-    """Linear between the two nearest values."""
-    if not ordered:
-        return None
-    at = q * (len(ordered) - 1)
-    low = int(at)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (at - low) * (ordered[high] - ordered[low])
