@@ -1,0 +1,1 @@
+"""The step predictor: how many denoising steps requests still need, by threshold."""
