@@ -20,6 +20,7 @@ from dilaserve_gateway.prompts import Prompter
 from dilaserve_gateway.readiness import Probe
 from dilaserve_gateway.settings import GatewaySettings
 from dilaserve_gateway.testing import FakeFleet, serve_app
+from dilaserve_gateway.tiers import tiers_of
 
 TINY = Path(__file__).parents[3] / "models" / "tiny"
 
@@ -97,6 +98,7 @@ def app(gateway: Gateway, probe: Probe) -> FastAPI:
         gateway.model,
         block_length=gateway.settings.block_length,
         max_choices=gateway.settings.max_choices,
+        tiers=tiers_of(gateway.settings),
         draw_seed=lambda: 4242,
     )
     return create_app(gateway, prompter, probe)

@@ -24,6 +24,7 @@ from dilaserve_gateway.prompts import Prompter
 from dilaserve_gateway.readiness import Probe
 from dilaserve_gateway.settings import GatewaySettings
 from dilaserve_gateway.testing import FakeFleet
+from dilaserve_gateway.tiers import tiers_of
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/denoise")
 
@@ -124,7 +125,13 @@ def app(runner: asyncio.Runner, model: ServedModel) -> Iterator[FastAPI]:
         settings=GatewaySettings(model="tiny", max_choices=8),
         clocks=Clocks(monotonic=time.monotonic, wall=time.time),
     )
-    prompter = Prompter(model, block_length=32, max_choices=8, draw_seed=lambda: 1)
+    prompter = Prompter(
+        model,
+        block_length=32,
+        max_choices=8,
+        tiers=tiers_of(gateway.settings),
+        draw_seed=lambda: 1,
+    )
     fleet = FakeFleet(MemoryBus(broker), store, model)
     runner.run(_start(gateway, fleet))
     yield create_app(gateway, prompter, Probe(gateway, time.monotonic))
@@ -185,11 +192,14 @@ def test_any_bytes(runner: asyncio.Runner, app: FastAPI, path: str, data: bytes)
     check(post(runner, app, path, content=data))
 
 
+HEADERS = ["x-slo-ms", "x-priority", "x-service-tier", "x-min-confidence", "traceparent"]
+
+
 @settings(deadline=None, max_examples=100)
 @given(
     body=sensible,
     cut=st.integers(0, 400),
-    names=st.lists(st.sampled_from(["x-slo-ms", "x-priority", "x-min-confidence", "traceparent"])),
+    names=st.lists(st.sampled_from(HEADERS)),
     value=st.text(st.characters(min_codepoint=32, max_codepoint=255), max_size=20),
 )
 def test_any_headers_and_cuts(

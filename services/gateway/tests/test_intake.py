@@ -170,7 +170,13 @@ def test_headers_give_the_level() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("x-slo-ms", "soon"), ("x-priority", "1.5"), ("x-min-confidence", "nan")]
+    ("name", "value"),
+    [
+        ("x-slo-ms", "soon"),
+        ("x-priority", "1.5"),
+        ("x-min-confidence", "nan"),
+        ("x-service-tier", "gold"),
+    ],
 )
 def test_headers_that_are_not_valid(name: str, value: str) -> None:
     with pytest.raises(ApiError, match=f"`{name}` \\('{value}'|nan\\) is not valid") as caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ from opentelemetry.trace import StatusCode
 from dilaserve.messages import Refused
 from dilaserve.store.memory import MemoryStore
 from dilaserve.telemetry import METRICS, SPANS, Telemetry
+from dilaserve.testing import until
 from dilaserve_gateway.ask import Ask
 from dilaserve_gateway.gateway import Gateway
 from dilaserve_gateway.testing import FakeFleet
@@ -91,6 +93,7 @@ async def test_a_refused_call_is_an_error(
     labels = '{finished_reason="error",model_name="tiny"}'
     assert value(telemetry, f"vllm:request_success_total{labels}") == 1
     assert value(telemetry, 'vllm:e2e_request_latency_seconds_count{model_name="tiny"}') == 0
+    assert "dilaserve:slo_total{" not in telemetry.render()[0].decode()
 
 
 async def test_metrics_of_calls(
@@ -110,8 +113,27 @@ async def test_metrics_of_calls(
     assert value(telemetry, f"vllm:time_to_first_token_seconds_count{{{model}}}") == 3
     assert value(telemetry, f"vllm:request_generation_tokens_count{{{model}}}") == 6
     assert value(telemetry, f"vllm:request_params_n_sum{{{model}}}") == 6
-    assert value(telemetry, f'dilaserve:slo_total{{{model},outcome="met"}}') == 1
-    assert value(telemetry, f'dilaserve:slo_total{{{model},outcome="missed"}}') == 1
+    tier = 'service_tier="default"'
+    assert value(telemetry, f'dilaserve:slo_total{{{model},outcome="met",{tier}}}') == 2
+    assert value(telemetry, f'dilaserve:slo_total{{{model},outcome="missed",{tier}}}') == 1
+    assert value(telemetry, f"dilaserve:request_threshold_count{{{model}}}") == 6
+    assert value(telemetry, f"dilaserve:request_threshold_sum{{{model}}}") == pytest.approx(5.4)
+
+
+async def test_an_admitted_call_that_fails_has_missed_its_slo(
+    http: httpx.AsyncClient, fleet: FakeFleet, telemetry: Telemetry, memory_store: MemoryStore
+) -> None:
+    fleet.n_steps = 1
+
+    async def poison() -> None:
+        await until(lambda: len(fleet.outcomes) == 1)
+        await memory_store.fail(fleet.submits[0].request_id, term=1, error="poison")
+
+    body = CHAT | {"service_tier": "flex"}
+    answer, _ = await asyncio.gather(http.post("/v1/chat/completions", json=body), poison())
+    assert answer.status_code == 500
+    labels = '{model_name="tiny",outcome="missed",service_tier="flex"}'
+    assert value(telemetry, f"dilaserve:slo_total{labels}") == 1
 
 
 async def test_a_client_that_left_is_an_abort(

@@ -14,13 +14,22 @@ from dilaserve_gateway.errors import ApiError
 from dilaserve_gateway.model import ServedModel
 from dilaserve_gateway.prompts import Prompter, _row
 from dilaserve_gateway.schema import ChatBody, CompletionBody, DenoiseBody, LevelHeaders, Message
+from dilaserve_gateway.settings import GatewaySettings
+from dilaserve_gateway.tiers import tiers_of
 
 NO_HEADERS = LevelHeaders()
 
 
+TIERS = tiers_of(GatewaySettings(model="tiny"))
+
+
+def make_prompter(model: ServedModel) -> Prompter:
+    return Prompter(model, block_length=32, max_choices=8, tiers=TIERS, draw_seed=lambda: 4242)
+
+
 @pytest.fixture
 def prompter(model: ServedModel) -> Prompter:
-    return Prompter(model, block_length=32, max_choices=8, draw_seed=lambda: 4242)
+    return make_prompter(model)
 
 
 def user(text: Any) -> list[dict[str, Any]]:
@@ -45,7 +54,7 @@ async def test_defaults(prompter: Prompter, model: ServedModel) -> None:
         n_output=model.default_output,
         seed=4242,
         block_length=32,
-        level=ServiceLevel(),
+        level=ServiceLevel(slo_ms=30_000),
     )
 
 
@@ -122,9 +131,8 @@ async def test_max_completion_tokens_goes_before_max_tokens(prompter: Prompter) 
 
 async def test_a_model_without_template(model: ServedModel) -> None:
     bare = dataclasses.replace(model, template=None)
-    prompter = Prompter(bare, block_length=32, max_choices=8, draw_seed=lambda: 1)
     with pytest.raises(ApiError, match="has no chat template; use /v1/completions"):
-        await chat(prompter)
+        await chat(make_prompter(bare))
 
 
 async def test_sampling_and_stops(prompter: Prompter) -> None:
@@ -202,7 +210,35 @@ async def test_the_level_comes_from_body_or_headers(prompter: Prompter) -> None:
     assert ask.level == ServiceLevel(
         slo_ms=900, priority=5, service_tier="flex", min_confidence=0.6
     )
-    assert (await complete(prompter, service_tier="auto")).level.service_tier == "default"
+
+
+@pytest.mark.parametrize(
+    ("asked", "used", "priority", "slo_ms"),
+    [
+        (None, "default", 0, 30_000),
+        ("auto", "default", 0, 30_000),
+        ("default", "default", 0, 30_000),
+        ("scale", "default", 0, 30_000),
+        ("flex", "flex", -10, 120_000),
+        ("priority", "priority", 10, 15_000),
+    ],
+)
+async def test_a_tier_is_a_priority_and_an_slo(
+    prompter: Prompter, asked: str | None, used: str, priority: int, slo_ms: int
+) -> None:
+    ask = await complete(prompter, service_tier=asked)
+    assert ask.level == ServiceLevel(slo_ms=slo_ms, priority=priority, service_tier=used)
+    assert ask.service_tier == asked
+
+
+async def test_a_tier_gives_way_to_what_is_asked_for(prompter: Prompter) -> None:
+    level = (await complete(prompter, service_tier="priority", slo_ms=7, priority=0)).level
+    assert level == ServiceLevel(slo_ms=7, priority=0, service_tier="priority")
+    headers = LevelHeaders.model_validate({"x-service-tier": "flex"})
+    body = CompletionBody.model_validate({"model": "tiny", "prompt": "a"})
+    assert (await prompter.completion(body, headers)).level.service_tier == "flex"
+    body = CompletionBody.model_validate({"model": "tiny", "prompt": "a", "service_tier": "auto"})
+    assert (await prompter.completion(body, headers)).level.service_tier == "default"
 
 
 @pytest.mark.parametrize(

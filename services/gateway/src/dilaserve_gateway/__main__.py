@@ -30,6 +30,7 @@ from dilaserve_gateway.model import ServedModel, load_model
 from dilaserve_gateway.prompts import Prompter
 from dilaserve_gateway.readiness import Probe
 from dilaserve_gateway.settings import GatewaySettings
+from dilaserve_gateway.tiers import tiers_of
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +97,7 @@ async def _run(gateway: Gateway, listener: socket.socket, closed: asyncio.Event)
         gateway.model,
         block_length=gateway.settings.block_length,
         max_choices=gateway.settings.max_choices,
+        tiers=tiers_of(gateway.settings),
         draw_seed=lambda: secrets.randbelow(SEED_LIMIT),
     )
     probe = Probe(gateway, time.monotonic)

@@ -20,7 +20,7 @@ from dilaserve_gateway.answers import AnswerFormat, ChatFormat, CompletionFormat
 from dilaserve_gateway.ask import Ask
 from dilaserve_gateway.counting import CountRequests
 from dilaserve_gateway.errors import ApiError, from_error, internal_error, model_not_found
-from dilaserve_gateway.gateway import Gateway, OpenCall, new_request_id
+from dilaserve_gateway.gateway import Gateway, Moment, OpenCall, new_request_id
 from dilaserve_gateway.history import read_history
 from dilaserve_gateway.intake import parse_body, parse_level_headers, read_body
 from dilaserve_gateway.openapi import describe_bodies
@@ -77,25 +77,28 @@ class _Api:
 
     async def chat(self, request: Request) -> Response:
         """Continue a chat, as OpenAI's endpoint does."""
-        body = parse_body(await self._read(request), ChatBody)
+        data, arrived = await self._read(request)
+        body = parse_body(data, ChatBody)
         ask = await self._prompter.chat(body, parse_level_headers(request.headers))
-        call = await self._open(request, ask, "chatcmpl")
+        call = await self._open(request, ask, "chatcmpl", arrived)
         tokenizer = self._gateway.model.tokenizer
         return await self._answer(request, call, ChatFormat(self._head(call), ask, tokenizer))
 
     async def completion(self, request: Request) -> Response:
         """Continue text, as OpenAI's endpoint does."""
-        body = parse_body(await self._read(request), CompletionBody)
+        data, arrived = await self._read(request)
+        body = parse_body(data, CompletionBody)
         ask = await self._prompter.completion(body, parse_level_headers(request.headers))
-        call = await self._open(request, ask, "cmpl")
+        call = await self._open(request, ask, "cmpl", arrived)
         tokenizer = self._gateway.model.tokenizer
         return await self._answer(request, call, CompletionFormat(self._head(call), ask, tokenizer))
 
     async def denoise(self, request: Request) -> Response:
         """Stream every denoising step: positions, tokens, confidences. Always a stream."""
-        body = parse_body(await self._read(request), DenoiseBody)
+        data, arrived = await self._read(request)
+        body = parse_body(data, DenoiseBody)
         ask = await self._prompter.denoise(body, parse_level_headers(request.headers))
-        call = await self._open(request, ask, "denoise")
+        call = await self._open(request, ask, "denoise", arrived)
         head = {
             "id": call.id,
             "model": self._gateway.model.id,
@@ -103,6 +106,7 @@ class _Api:
             "n_output": ask.n_output,
             "block_length": ask.block_length,
             "seed": ask.seed,
+            "level": msgspec.to_builtins(ask.level),
         }
         events = stream_steps(
             call,
@@ -113,11 +117,13 @@ class _Api:
         )
         return EventStream(events, call.close, _call_headers(call))
 
-    async def _read(self, request: Request) -> bytes:
-        return await read_body(request, self._gateway.settings.max_body_bytes)
+    async def _read(self, request: Request) -> tuple[bytes, Moment]:
+        """The body, and when its last byte was here."""
+        data = await read_body(request, self._gateway.settings.max_body_bytes)
+        return data, self._gateway.clocks.now()
 
-    async def _open(self, request: Request, ask: Ask, prefix: str) -> OpenCall:
-        work = self._gateway.open(ask, new_request_id(prefix), request.headers)
+    async def _open(self, request: Request, ask: Ask, prefix: str, arrived: Moment) -> OpenCall:
+        work = self._gateway.open(ask, new_request_id(prefix), request.headers, arrived)
         return await unless_disconnected(request.receive, work)
 
     async def _answer(self, request: Request, call: OpenCall, answer: AnswerFormat) -> Response:

@@ -6,7 +6,7 @@ Sans-IO: says when something is missing, and the caller reads it from the store.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from dilaserve.messages import FinishReason, TokenDelta
@@ -21,6 +21,8 @@ class AppliedStep:
     positions: list[int]
     tokens: list[int]
     confidences: list[float]
+    source: TokenDelta | Delta | None = field(default=None, compare=False)
+    """The step itself; None for what was taken from the record, whose steps are lost."""
 
 
 class Assembly:
@@ -59,7 +61,9 @@ class Assembly:
     def _apply(self, delta: TokenDelta | Delta) -> AppliedStep:
         self.step = delta.step
         self.finish_reason = self.finish_reason or delta.finish_reason
-        return self._write(delta.step, delta.positions, delta.tokens, delta.confidences)
+        return self._write(
+            delta.step, delta.positions, delta.tokens, delta.confidences, source=delta
+        )
 
     def _write(
         self,
@@ -67,6 +71,7 @@ class Assembly:
         positions: Sequence[int],
         tokens: Sequence[int],
         confidences: Sequence[float],
+        source: TokenDelta | Delta | None = None,
     ) -> AppliedStep:
         rows = zip(positions, tokens, confidences, strict=False)
         fresh = [row for row in rows if self._is_masked(row[0])]
@@ -76,7 +81,7 @@ class Assembly:
         while self._is_known(self.n_prefix):
             self.n_prefix += 1
         return AppliedStep(
-            step, [r[0] for r in fresh], [r[1] for r in fresh], [r[2] for r in fresh]
+            step, [r[0] for r in fresh], [r[1] for r in fresh], [r[2] for r in fresh], source
         )
 
     def _is_sound(self, delta: TokenDelta) -> bool:

@@ -9,6 +9,7 @@ from typing import Literal
 from dilaserve.messages import FinishReason, TokenDelta
 from dilaserve.store.records import Delta, RequestRecord
 from dilaserve_gateway.assembly import AppliedStep, Assembly
+from dilaserve_gateway.course import Course
 from dilaserve_gateway.text import Detokenizer, StopFinder
 from dilaserve_gateway.tokenizer import ModelTokenizer
 
@@ -56,6 +57,8 @@ class Choice:
         self.n_tokens = 0
         """Tokens before EOS so far."""
         self.finish_reason: FinishReason | None = None
+        self.course = Course()
+        """Of the steps up to the one that completed the text."""
         self._special_ids = tokenizer.special_ids
         self._eos_ids = eos_ids
         self._assembly = Assembly(n_output)
@@ -98,6 +101,8 @@ class Choice:
         return self._advance(self._assembly.settle(record.canvas, record.finish_reason), last=True)
 
     def _advance(self, applied: AppliedStep, *, last: bool = False) -> Update:
+        if applied.source is not None:
+            self.course.add(applied.source)
         scored: list[Scored] = []
         text = self._read_prefix(scored)
         if self.finish_reason is None and (last or self._is_complete()):

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -15,7 +16,7 @@ from dilaserve import subjects
 from dilaserve.bus import Bus, BusMessage, Subscription
 from dilaserve.messages import TokenDelta, decode_to_gateway
 from dilaserve.store import Store
-from dilaserve.store.records import DecodingSpec, NewRequest
+from dilaserve.store.records import NewRequest
 from dilaserve.telemetry import Telemetry
 from dilaserve_gateway.admission import Admission
 from dilaserve_gateway.ask import Ask
@@ -23,6 +24,7 @@ from dilaserve_gateway.background import Background
 from dilaserve_gateway.call import Call
 from dilaserve_gateway.cancelling import cancel_request
 from dilaserve_gateway.choice import Choice, Update
+from dilaserve_gateway.course import course_report
 from dilaserve_gateway.errors import ApiError, unavailable
 from dilaserve_gateway.model import ServedModel
 from dilaserve_gateway.observe import Observation
@@ -39,6 +41,18 @@ class Clocks:
 
     monotonic: Clock
     wall: Clock
+
+    def now(self) -> Moment:
+        """By both."""
+        return Moment(self.monotonic(), self.wall())
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One moment on both clocks, in seconds."""
+
+    monotonic_s: float
+    wall_s: float
 
 
 class Gateway:
@@ -96,9 +110,17 @@ class Gateway:
         if self._subscription is not None:
             await self._subscription.unsubscribe()
 
-    async def open(self, ask: Ask, request_id: str, headers: Mapping[str, str]) -> OpenCall:
-        """Have all choices of `ask` admitted. Raises ApiError and UnavailableError; then, and
-        when cancelled, nothing is left running."""
+    async def open(
+        self,
+        ask: Ask,
+        request_id: str,
+        headers: Mapping[str, str],
+        arrived: Moment | None = None,
+    ) -> OpenCall:
+        """Have all choices of `ask` admitted. `arrived`: when its last byte was here, from which
+        the SLO counts; None: now. Raises ApiError and UnavailableError; then, and when cancelled,
+        nothing is left running."""
+        arrived = arrived or self.clocks.now()
         observation = Observation(
             self.telemetry,
             self.clocks.monotonic,
@@ -106,12 +128,13 @@ class Gateway:
             request_id=request_id,
             ask=ask,
             headers=headers,
+            arrived_s=arrived.monotonic_s,
         )
         opened = OpenCall(self, ask, request_id, observation, self._call(ask, request_id))
         self._calls.update((choice.request_id, opened) for choice in opened.choices)
         try:
             await self.admission.check_store()
-            await self._admit(ask, opened, observation.trace_headers())
+            await self._admit(opened, arrived, observation.trace_headers())
         except BaseException as error:
             opened.close(error)
             raise
@@ -149,11 +172,8 @@ class Gateway:
             stops=ask.stops,
         )
 
-    async def _admit(self, ask: Ask, opened: OpenCall, headers: Mapping[str, str]) -> None:
-        requests = [
-            self._record(ask, sibling_id(opened.id, index), prompt, spec, headers)
-            for index, prompt, spec in ask.choices()
-        ]
+    async def _admit(self, opened: OpenCall, arrived: Moment, headers: Mapping[str, str]) -> None:
+        requests = self._records(opened, arrived, headers)
         tasks = [asyncio.create_task(self._admit_one(r, opened, headers)) for r in requests]
         try:
             await asyncio.gather(*tasks)
@@ -173,24 +193,22 @@ class Gateway:
                 opened.to_cancel.discard(request.request_id)
             raise
 
-    def _record(
-        self,
-        ask: Ask,
-        request_id: str,
-        prompt: list[int],
-        spec: DecodingSpec,
-        headers: Mapping[str, str],
-    ) -> NewRequest:
-        return NewRequest(
-            request_id=request_id,
-            model_id=self.model.id,
-            prompt=prompt,
-            spec=spec,
-            level=ask.level,
-            gateway_id=self.id,
-            arrival_s=self.clocks.wall(),
-            traceparent=headers.get("traceparent", ""),
-        )
+    def _records(
+        self, opened: OpenCall, arrived: Moment, headers: Mapping[str, str]
+    ) -> list[NewRequest]:
+        return [
+            NewRequest(
+                request_id=sibling_id(opened.id, index),
+                model_id=self.model.id,
+                prompt=prompt,
+                spec=spec,
+                level=opened.ask.level,
+                gateway_id=self.id,
+                arrival_s=arrived.wall_s,
+                traceparent=headers.get("traceparent", ""),
+            )
+            for index, prompt, spec in opened.ask.choices()
+        ]
 
     def _receive(self, message: BusMessage) -> None:
         try:
@@ -226,6 +244,11 @@ class OpenCall:
     def choices(self) -> list[Choice]:
         """In the order of their index."""
         return self._call.choices
+
+    def report(self) -> dict[str, Any]:
+        """What was used for the call so far; whole after the last update."""
+        courses = [choice.course for choice in self.choices]
+        return course_report(self.ask.level, courses, latency_s=self._observation.latency_s)
 
     def deliver(self, delta: TokenDelta) -> None:
         """See Call.deliver."""

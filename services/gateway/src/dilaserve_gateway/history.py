@@ -10,6 +10,7 @@ import msgspec
 
 from dilaserve.store import Store
 from dilaserve.store.records import MASKED, Delta, RequestRecord
+from dilaserve_gateway.course import EXTENSION, course_of, course_report
 from dilaserve_gateway.errors import request_not_found
 from dilaserve_gateway.model import ServedModel
 
@@ -37,6 +38,7 @@ def _history(record: RequestRecord, deltas: list[Delta], model: ServedModel) -> 
         "finish_reason": record.finish_reason,
         "error": record.error or None,
         "arrival_s": request.arrival_s,
+        "ended_s": record.ended_s,
         "gateway": request.gateway_id,
         "owner": record.owner or None,
         "epoch": record.epoch,
@@ -45,12 +47,27 @@ def _history(record: RequestRecord, deltas: list[Delta], model: ServedModel) -> 
         "step": record.step,
         "spec": msgspec.to_builtins(request.spec),
         "level": msgspec.to_builtins(request.level),
+        EXTENSION: _report(record, deltas),
         "traceparent": request.traceparent or None,
         "prompt": request.prompt,
         "canvas": [None if token == MASKED else token for token in record.canvas],
         "text": model.tokenizer.decode(_answer(record, model.eos_ids)),
         "steps": [_step(delta, model) for delta in deltas],
     }
+
+
+def _report(record: RequestRecord, deltas: list[Delta]) -> dict[str, Any]:
+    """The same figures as in the answer, but for the latency: up to the commit of the last token,
+    by the store's clock, without its way to the gateway."""
+    report = course_report(record.request.level, [course_of(deltas)], latency_s=_latency_s(record))
+    if record.state != "done":
+        report["slo_met"] = False if record.state == "failed" else None
+    return report
+
+
+def _latency_s(record: RequestRecord) -> float | None:
+    """From arrival to its end; the clocks of two hosts may differ by more than it took."""
+    return None if record.ended_s is None else max(0.0, record.ended_s - record.request.arrival_s)
 
 
 def _answer(record: RequestRecord, eos_ids: frozenset[int]) -> list[int]:

@@ -53,7 +53,7 @@ def ignored_fields(body: GenerationBody) -> tuple[str, ...]:
 
 
 def parse_level_headers(headers: Mapping[str, str]) -> LevelHeaders:
-    """X-SLO-Ms, X-Priority and X-Min-Confidence. Raises ApiError 400."""
+    """X-SLO-Ms, X-Priority, X-Service-Tier and X-Min-Confidence. Raises ApiError 400."""
     try:
         return LevelHeaders.model_validate(dict(headers))
     except ValidationError as error:

@@ -10,6 +10,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_
 from dilaserve.telemetry import Telemetry, extract, inject
 from dilaserve_gateway.ask import Ask
 from dilaserve_gateway.choice import Choice, Update
+from dilaserve_gateway.course import meets_slo
 
 
 class Observation:
@@ -24,13 +25,19 @@ class Observation:
         request_id: str,
         ask: Ask,
         headers: Mapping[str, str],
+        arrived_s: float,
     ) -> None:
-        """`headers` are the client's: a `traceparent` among them becomes the parent."""
+        """`headers` are the client's: a `traceparent` among them becomes the parent. `arrived_s`
+        is on `clock`."""
+        self.latency_s: float | None = None
+        """From arrival to the last token of all choices; None before."""
         self._telemetry = telemetry
         self._clock = clock
         self._model_id = model_id
         self._ask = ask
-        self._arrived_s = clock()
+        self._arrived_s = arrived_s
+        self._n_open = ask.n_choices
+        self._is_admitted = False
         self._has_text = False
         self._ended = False
         self._span = self._start_span(request_id, extract(headers))
@@ -41,6 +48,7 @@ class Observation:
 
     def admitted(self) -> None:
         """All choices are admitted."""
+        self._is_admitted = True
         telemetry, ask, model = self._telemetry, self._ask, self._model_id
         telemetry.count("vllm:prompt_tokens_total", ask.n_prompt, model_name=model)
         for prompt in ask.prompts:
@@ -49,12 +57,15 @@ class Observation:
         telemetry.observe("vllm:request_params_n", ask.n, model_name=model)
 
     def updated(self, update: Update) -> None:
-        """The first text sets the time to the first token."""
+        """The first text sets the time to the first token, the last choice's end the latency."""
         if update.text and not self._has_text:
             self._has_text = True
             self._telemetry.observe(
                 "vllm:time_to_first_token_seconds", self._age_s(), model_name=self._model_id
             )
+        self._n_open -= update.finish_reason is not None
+        if self._n_open == 0 and self.latency_s is None:
+            self.latency_s = self._age_s()
 
     def end(self, choices: list[Choice], error: BaseException | None, *, left: bool) -> None:
         """Every choice has finished, or `error` ended the call, or the client has `left`."""
@@ -64,8 +75,10 @@ class Observation:
         unfinished = "error" if error is not None else "abort"
         for choice in choices:
             self._count(choice, choice.finish_reason or unfinished)
-        if error is None and not left:
-            self._observe_latency()
+        if error is not None and self._is_admitted:
+            self._count_slo(is_met=False)
+        elif error is None and not left:
+            self._observe_end(choices)
         self._end_span(choices, error)
 
     def _count(self, choice: Choice, reason: str) -> None:
@@ -79,14 +92,29 @@ class Observation:
                 "vllm:request_generation_tokens", choice.n_tokens, model_name=model
             )
 
-    def _observe_latency(self) -> None:
-        age_s, slo_ms = self._age_s(), self._ask.level.slo_ms
-        self._telemetry.observe(
-            "vllm:e2e_request_latency_seconds", age_s, model_name=self._model_id
-        )
-        if slo_ms is not None:
-            outcome = "met" if 1000 * age_s <= slo_ms else "missed"
-            self._telemetry.count("dilaserve:slo_total", model_name=self._model_id, outcome=outcome)
+    def _observe_end(self, choices: list[Choice]) -> None:
+        model, latency_s = self._model_id, self.latency_s or self._age_s()
+        self._telemetry.observe("vllm:e2e_request_latency_seconds", latency_s, model_name=model)
+        self._count_slo(is_met=meets_slo(self._ask.level, latency_s))
+        for choice in choices:
+            course = choice.course
+            self._telemetry.count(
+                "dilaserve:request_migrations_total", course.n_migrations, model_name=model
+            )
+            if course.mean_threshold is not None:
+                self._telemetry.observe(
+                    "dilaserve:request_threshold", course.mean_threshold, model_name=model
+                )
+
+    def _count_slo(self, *, is_met: bool) -> None:
+        level = self._ask.level
+        if level.slo_ms is not None:
+            self._telemetry.count(
+                "dilaserve:slo_total",
+                model_name=self._model_id,
+                service_tier=level.service_tier,
+                outcome="met" if is_met else "missed",
+            )
 
     def _age_s(self) -> float:
         return self._clock() - self._arrived_s

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dilaserve.store.records import ServiceLevel
 from dilaserve_gateway.ask import SEED_LIMIT, Ask
 from dilaserve_gateway.errors import invalid, model_not_found, shown
 from dilaserve_gateway.intake import ignored_fields
@@ -19,6 +18,7 @@ from dilaserve_gateway.schema import (
     LevelHeaders,
     Message,
 )
+from dilaserve_gateway.tiers import Asked, Tiers
 
 LONG_TEXT = 4096
 """Characters above which tokenizing would hold up other streams, and goes to a thread."""
@@ -33,11 +33,13 @@ class Prompter:
         *,
         block_length: int,
         max_choices: int,
+        tiers: Tiers,
         draw_seed: Callable[[], int],
     ) -> None:
         self._model = model
         self._block_length = block_length
         self._max_choices = max_choices
+        self._tiers = tiers
         self._draw_seed = draw_seed
 
     async def chat(self, body: ChatBody, headers: LevelHeaders) -> Ask:
@@ -109,6 +111,7 @@ class Prompter:
                 param="stream_options",
             )
         n_output = max_tokens or self._model.default_output
+        asked = _asked(body, headers)
         for prompt in prompts:
             self._check_prompt(prompt, n_output)
         return Ask(
@@ -117,7 +120,7 @@ class Prompter:
             n_output=n_output,
             seed=(self._draw_seed() if body.seed is None else body.seed) % SEED_LIMIT,
             block_length=self._block_length,
-            level=_level(body, headers),
+            level=self._tiers.level(asked),
             n=n,
             temperature=body.temperature or 0.0,
             top_p=1.0 if body.top_p is None else body.top_p,
@@ -127,7 +130,7 @@ class Prompter:
             include_usage=bool(body.stream_options and body.stream_options.include_usage),
             logprobs=logprobs,
             top_logprobs=top_logprobs,
-            service_tier=body.service_tier,
+            service_tier=asked.service_tier,
             ignored=ignored_fields(body),
         )
 
@@ -209,17 +212,15 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
-def _level(body: GenerationBody, headers: LevelHeaders) -> ServiceLevel:
+def _asked(body: GenerationBody, headers: LevelHeaders) -> Asked:
     """The body goes before the headers."""
-    slo_ms = headers.slo_ms if body.slo_ms is None else body.slo_ms
-    priority = headers.priority if body.priority is None else body.priority
-    floor = headers.min_confidence if body.min_confidence is None else body.min_confidence
-    tier = body.service_tier or "default"
-    return ServiceLevel(
-        slo_ms=slo_ms,
-        priority=priority or 0,
-        service_tier="default" if tier == "auto" else tier,
-        min_confidence=floor,
+    return Asked(
+        slo_ms=headers.slo_ms if body.slo_ms is None else body.slo_ms,
+        priority=headers.priority if body.priority is None else body.priority,
+        service_tier=body.service_tier or headers.service_tier,
+        min_confidence=(
+            headers.min_confidence if body.min_confidence is None else body.min_confidence
+        ),
     )
 
 

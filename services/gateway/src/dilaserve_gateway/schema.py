@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dilaserve_gateway.tiers import AskedTier
+
 Role = Literal["system", "developer", "user", "assistant"]
-ServiceTier = Literal["auto", "default", "flex", "scale", "priority"]
 
 SloMs = Annotated[
     int | None,
@@ -24,6 +25,9 @@ Priority = Annotated[
 MinConfidence = Annotated[
     float | None,
     Field(ge=0, le=1, description="the lowest confidence threshold to allow, from 0 to 1"),
+]
+ServiceTier = Annotated[
+    AskedTier | None, Field(description="auto, default, flex, scale or priority")
 ]
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 StopString = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -94,9 +98,7 @@ class GenerationBody(BaseModel):
     max_tokens: Annotated[
         int | None, Field(ge=1, description="the length of the output in tokens, from 1")
     ] = None
-    service_tier: Annotated[
-        ServiceTier | None, Field(description="auto, default, flex, scale or priority")
-    ] = None
+    service_tier: ServiceTier = None
     user: Annotated[str | None, Field(description="a string")] = None
     ignore_eos: Annotated[
         bool | None, Field(description="true to fill the canvas to its end, or false")
@@ -166,6 +168,7 @@ class LevelHeaders(BaseModel):
 
     slo_ms: Annotated[SloMs, Field(alias="x-slo-ms")] = None
     priority: Annotated[Priority, Field(alias="x-priority")] = None
+    service_tier: Annotated[ServiceTier, Field(alias="x-service-tier")] = None
     min_confidence: Annotated[MinConfidence, Field(alias="x-min-confidence")] = None
 
 

@@ -37,3 +37,14 @@ class GatewaySettings(CommonSettings, frozen=True, kw_only=True):
     max_store_share: Annotated[
         float, "share of the store's memory above which to refuse", Meta(gt=0, le=1)
     ] = 0.9
+    slo_ms: Annotated[
+        int, "SLO of requests that bring none, in milliseconds (default tier)", AT_LEAST_ONE
+    ] = 30000
+    flex_slo_factor: Annotated[
+        float, "SLO of the service tier flex, in multiples of the default", POSITIVE
+    ] = 4.0
+    flex_priority: Annotated[int, "priority of the service tier flex"] = -10
+    priority_slo_factor: Annotated[
+        float, "SLO of the service tier priority, in multiples of the default", POSITIVE
+    ] = 0.5
+    priority_priority: Annotated[int, "priority of the service tier priority"] = 10

@@ -7,12 +7,15 @@ from contextlib import aclosing
 
 from dilaserve_gateway.answers import AnswerFormat, Collected, Json, usage_of
 from dilaserve_gateway.choice import Update
+from dilaserve_gateway.course import EXTENSION
 from dilaserve_gateway.errors import ApiError, internal_error
 from dilaserve_gateway.gateway import OpenCall
 from dilaserve_gateway.sse import DONE, KEEPALIVE, event
 from dilaserve_gateway.tokenizer import ModelTokenizer
 
 Clock = Callable[[], float]
+
+_STEP_FACTS = ("kind", "threshold", "worker", "epoch", "rebuilt")
 
 
 async def collect(call: OpenCall, answer: AnswerFormat) -> Json:
@@ -22,7 +25,7 @@ async def collect(call: OpenCall, answer: AnswerFormat) -> Json:
         async for update in updates:
             if update is not None:
                 choices[update.index].add(update)
-    return answer.whole(choices, usage_of(call.ask, call.choices))
+    return answer.whole(choices, usage_of(call.ask, call.choices)) | {EXTENSION: call.report()}
 
 
 def stream_answer(
@@ -45,6 +48,7 @@ class _AnswerEvents:
     def __init__(self, call: OpenCall, answer: AnswerFormat) -> None:
         self._call = call
         self._answer = answer
+        self._n_open = len(call.choices)
 
     def first(self) -> list[bytes]:
         rows = [(c.request_id, self._answer.opening(c.index)) for c in self._call.choices]
@@ -56,12 +60,20 @@ class _AnswerEvents:
             chunks.append(self._answer.chunk(update.index, update.text, update.tokens, None))
         if update.finish_reason is not None:
             chunks.append(self._answer.chunk(update.index, "", (), update.finish_reason))
+            self._n_open -= 1
+            if self._n_open == 0 and not self._call.ask.include_usage:
+                chunks[-1] |= self._report()
         return [event(chunk, _event_id(update)) for chunk in chunks]
 
     def last(self) -> list[bytes]:
         if not self._call.ask.include_usage:
             return []
-        return [event(self._answer.usage_chunk(usage_of(self._call.ask, self._call.choices)))]
+        usage = usage_of(self._call.ask, self._call.choices)
+        return [event(self._answer.usage_chunk(usage) | self._report())]
+
+    def _report(self) -> Json:
+        """For the last chunk of the stream."""
+        return {EXTENSION: self._call.report()}
 
 
 class _StepEvents:
@@ -89,6 +101,8 @@ class _StepEvents:
             "texts": [self._tokenizer.token_text(token) for token in step.tokens],
             "confidences": step.confidences,
         }
+        if step.source is not None:
+            data |= {name: getattr(step.source, name) for name in _STEP_FACTS}
         return [event(data, _event_id(update))]
 
     def last(self) -> list[bytes]:
@@ -97,6 +111,7 @@ class _StepEvents:
             "finish_reason": self._collected.finish_reason,
             "text": self._collected.text,
             "usage": usage_of(self._call.ask, self._call.choices),
+            EXTENSION: self._call.report(),
         }
         return [event(end)]
 

@@ -48,6 +48,11 @@ def publish_last(deltas: list[TokenDelta]) -> list[TokenDelta]:
     return deltas[-1:]
 
 
+def unchanged(commit: Commit) -> Commit:
+    """The plain step."""
+    return commit
+
+
 def admit_all(_: Submit) -> None:
     """What a scheduler with room does."""
 
@@ -62,6 +67,8 @@ class FakeFleet:
     answer: Callable[[NewRequest], str] = lambda _: "hello world"
     mangle: Callable[[list[TokenDelta]], list[TokenDelta]] = publish_last
     """Given all deltas of a request so far after each commit, says which to publish now."""
+    vary: Callable[[Commit], Commit] = unchanged
+    """Changes a step before it is committed."""
     refuse: Callable[[Submit], Refused | None] = admit_all
     step_s: float = 0.0
     n_steps: int | None = None
@@ -123,7 +130,8 @@ class FakeFleet:
         deltas: list[TokenDelta] = []
         for number, pairs in enumerate(steps[: self.n_steps], start=1):
             await asyncio.sleep(self.step_s)
-            commit = _commit(request_id, number, pairs, end if number == len(steps) else None)
+            finish = end if number == len(steps) else None
+            commit = self.vary(_commit(request_id, number, pairs, finish))
             outcome = (await self.store.commit([commit]))[0]
             self.outcomes[request_id] = outcome
             if outcome == "terminal":
