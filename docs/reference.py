@@ -19,6 +19,7 @@ from dilaserve.settings import CommonSettings, describe
 from dilaserve.telemetry.names import METRICS, SPANS
 from dilaserve_gateway.settings import GatewaySettings
 from dilaserve_gpu_worker.settings import WorkerSettings
+from dilaserve_predictor.settings import PredictorSettings
 from dilaserve_scheduler.settings import SchedulerSettings
 
 SETTINGS: dict[str, type[msgspec.Struct]] = {
@@ -27,6 +28,7 @@ SETTINGS: dict[str, type[msgspec.Struct]] = {
     "gateway": GatewaySettings,
     "scheduler": SchedulerSettings,
     "gpu-worker": WorkerSettings,
+    "predictor": PredictorSettings,
 }
 DIRECTIONS: dict[str, UnionType | type[messages.Message]] = {
     "Gateway → scheduler": messages.GatewayToScheduler,
@@ -34,6 +36,8 @@ DIRECTIONS: dict[str, UnionType | type[messages.Message]] = {
     "Scheduler, launcher → worker": messages.ToWorker,
     "Worker → scheduler": messages.WorkerEvent,
     "Worker → gateway": messages.ToGateway,
+    "Scheduler → predictor": messages.ToPredictor,
+    "Predictor → scheduler (replies)": messages.FromPredictor,
 }
 
 
@@ -63,7 +67,7 @@ def settings() -> str:
     return "\n\n".join(["## Settings", *sections])
 
 
-MODULE_TITLES = ("gateway", "scheduler", "gpu-worker")
+MODULE_TITLES = ("gateway", "scheduler", "gpu-worker", "predictor")
 
 
 def bus_subjects() -> str:

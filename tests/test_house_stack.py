@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 DILASERVE = Path(sys.executable).with_name("dilaserve")
 WAIT_S = 60.0
 PROMPT = "Running total of 3 5 2 7 1 8 6 4"
-SERVICES = {"nats", "valkey", "scheduler", "gpu-worker", "gateway"}
+SERVICES = {"nats", "valkey", "scheduler", "predictor", "gpu-worker", "gateway"}
 
 
 @dataclass(frozen=True)
@@ -122,15 +122,15 @@ def test_invalid_option_shows_the_gateways_remedy(stack: Home) -> None:
     assert result.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("service", ["gateway", "scheduler", "gpu-worker"])
+@pytest.mark.parametrize("service", ["gateway", "scheduler", "predictor", "gpu-worker"])
 def test_ping_finds_a_service_here(stack: Home, service: str) -> None:
     assert stack.run("ping", service, "--here").returncode == 0
 
 
 def test_ping_of_nobody_fails(stack: Home) -> None:
-    result = stack.run("ping", "predictor", check=False)
+    result = stack.run("ping", "oracle", check=False)
     assert result.returncode == 1
-    assert "no predictor answers" in result.stderr
+    assert "no oracle answers" in result.stderr
 
 
 def test_sub_prints_readable_traffic(stack: Home) -> None:
@@ -154,7 +154,7 @@ def test_second_detached_start_leaves_the_log_of_the_first(stack: Home) -> None:
     assert stack.log().startswith(log)
 
 
-@pytest.mark.parametrize("name", ["worker-1", "scheduler", "gateway", "nats", "valkey"])
+@pytest.mark.parametrize("name", ["worker-1", "scheduler", "predictor", "gateway", "nats", "valkey"])
 def test_killed_child_comes_back_at_its_address_and_the_stack_serves(
     stack: Home, name: str
 ) -> None:

@@ -28,6 +28,7 @@ def test_services_and_their_settings() -> None:
     specs = services(options, DILASERVE_LOG_LEVEL="debug")
     assert [(spec.name, spec.argv[-1]) for spec in specs] == [
         ("scheduler", "dilaserve_scheduler"),
+        ("predictor", "dilaserve_predictor"),
         ("worker-1", "dilaserve_gpu_worker"),
         ("worker-2", "dilaserve_gpu_worker"),
         ("gateway", "dilaserve_gateway"),
@@ -38,7 +39,8 @@ def test_services_and_their_settings() -> None:
         assert spec.env["DILASERVE_CACHE_MODE"] == "none"
         assert spec.env["DILASERVE_RUN_AHEAD"] == "1"
         assert "DILASERVE_THREADS" not in spec.env, "what is not asked for keeps its default"
-    assert specs[2].env["DILASERVE_WORKER_NAME"] == "worker-2"
+    assert specs[3].env["DILASERVE_WORKER_NAME"] == "worker-2"
+    assert [spec.name for spec in specs if not spec.is_vital] == ["predictor"]
 
 
 def test_crash_point_is_armed_for_the_first_start_only() -> None:

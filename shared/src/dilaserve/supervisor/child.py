@@ -38,6 +38,8 @@ class ChildSpec:
     address: str = ""
     first_env: Mapping[str, str] = field(default_factory=dict)
     """Added for the first start only: a crash point must not be armed again after it fired."""
+    is_vital: bool = True
+    """Whether the stack is nothing without it: else it does not wait for it at the start."""
 
 
 class Child:

@@ -20,6 +20,7 @@ __all__ = ["Endpoints", "StackOptions", "plan_servers", "plan_services"]
 LOOPBACK = "127.0.0.1"
 MODULES = {
     "scheduler": "dilaserve_scheduler",
+    "predictor": "dilaserve_predictor",
     "gpu-worker": "dilaserve_gpu_worker",
     "gateway": "dilaserve_gateway",
 }
@@ -92,7 +93,8 @@ def plan_servers(
 def plan_services(
     options: StackOptions, endpoints: Endpoints, *, bus: Bus, environ: Mapping[str, str]
 ) -> list[ChildSpec]:
-    """Scheduler, workers and gateway."""
+    """Scheduler, step predictor, workers and gateway. The predictor is not vital: without one the
+    scheduler goes by what requests took so far."""
     env = _service_environ(options, endpoints, environ)
     crash_at = environ.get(CRASH_AT, "")
 
@@ -105,10 +107,12 @@ def plan_services(
             probe=probe,
             address=endpoints.gateway_url if service == "gateway" else "",
             first_env=_first_env(name, crash_at),
+            is_vital=service != "predictor",
         )
 
     on_bus = partial(service_probe, bus)
     scheduler = python("scheduler", "scheduler", on_bus("scheduler"), metrics_port=0)
+    predictor = python("predictor", "predictor", on_bus("predictor"), metrics_port=0)
     workers = [
         python(name, "gpu-worker", on_bus("gpu-worker"), worker_name=name, metrics_port=0)
         for name in (f"worker-{i}" for i in range(1, options.n_workers + 1))
@@ -121,7 +125,7 @@ def plan_services(
         port=endpoints.gateway_port,
         metrics_port=-1,  # it serves /metrics on its own port
     )
-    return [scheduler, *workers, gateway]
+    return [scheduler, predictor, *workers, gateway]
 
 
 def _first_env(name: str, crash_at: str) -> dict[str, str]:

@@ -51,7 +51,7 @@ class Stack:
         self._supervisor = Supervisor(policy=RestartPolicy(), log=log, changed=self.save)
 
     def __getitem__(self, name: str) -> Child:
-        """The child of this name: nats, valkey, scheduler, gateway, worker-1 …"""
+        """The child of this name: nats, valkey, scheduler, predictor, gateway, worker-1 …"""
         return self._supervisor[name]
 
     @property
@@ -89,12 +89,13 @@ class Stack:
             await (await connect_redis(self.endpoints.redis_url)).close()
 
     async def start_services(self, environ: Mapping[str, str], cleanup: AsyncExitStack) -> None:
-        """Start all services at once, and wait until all are ready."""
+        """Start all services at once, and wait until all that are vital are ready."""
         bus = await connect_nats(self.endpoints.nats_url, name="supervisor")
         cleanup.push_async_callback(bus.close)
         specs = plan_services(self._options, self.endpoints, bus=bus, environ=environ)
+        started = self._supervisor.start(specs)
         await self._supervisor.wait_ready(
-            self._supervisor.start(specs), timeout_s=SERVICES_TIMEOUT_S
+            [child for child in started if child.spec.is_vital], timeout_s=SERVICES_TIMEOUT_S
         )
 
     async def wait(self) -> None:
