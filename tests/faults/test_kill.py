@@ -40,8 +40,10 @@ WORKER_POINTS: tuple[tuple[CrashPoint, int], ...] = (
 
 
 def options(home: Path) -> StackOptions:
-    """Two workers on ports of their own."""
-    return StackOptions(home=home, model=MODEL, port=free_port(), n_workers=2, threads=1)
+    """Two workers on ports of their own, and one threshold, so that texts can be compared."""
+    return StackOptions(
+        home=home, model=MODEL, port=free_port(), n_workers=2, threads=1, policy="infaas"
+    )
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -37,6 +37,8 @@ PROMPT = [5] * 32
 N_OUTPUT = 96
 TEMPERATURE = 1.0
 """Noise makes the tiny model unsure, so that requests take many steps."""
+POLICY, THRESHOLD = "infaas", 0.9
+"""The stack's, fixed, and the same for the bare loop: both have to do the same steps."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,10 +135,19 @@ def _speed(measured: Round) -> float:
 
 @asynccontextmanager
 async def _stack(model: Path, run_ahead: str) -> AsyncIterator[Stack]:
-    environ = {**os.environ, variable("cpu_affinity"): str(WORKER_CORE)}
+    environ = {
+        **os.environ,
+        variable("cpu_affinity"): str(WORKER_CORE),
+        variable("threshold"): str(THRESHOLD),
+    }
     with tempfile.TemporaryDirectory() as home:
         options = StackOptions(
-            home=Path(home), model=model, port=free_port(), threads=1, run_ahead=run_ahead
+            home=Path(home),
+            model=model,
+            port=free_port(),
+            threads=1,
+            policy=POLICY,
+            run_ahead=run_ahead,
         )
         async with running_stack(options, environ=environ, log=_print_warning) as stack:
             yield stack
@@ -231,7 +242,7 @@ def _bare_engine(model: Path) -> Callable[[Load], Round]:
         spec = DecodingSpec(
             n_output=N_OUTPUT, block_length=32, seed=seed, temperature=TEMPERATURE, ignore_eos=True
         )
-        credit = Credit(threshold=0.9, until_block=N_OUTPUT)
+        credit = Credit(threshold=THRESHOLD, until_block=N_OUTPUT)
         canvas = [MASKED] * N_OUTPUT
         engine.add(EngineRequest(str(seed), PROMPT, spec, 0, canvas, credit))
 

@@ -14,7 +14,7 @@ from dilaserve_scheduler.settings import SchedulerSettings
 
 def test_defaults() -> None:
     settings = load(SchedulerSettings, {})
-    assert settings.policy == "infaas"
+    assert settings.policy == "dilaserve"
     assert settings.core().run_ahead is None
     assert settings.core().dead_after_s == 2.0
     options = settings.options()

@@ -20,7 +20,7 @@ class SchedulerSettings(CommonSettings, frozen=True, kw_only=True):
     policy: Annotated[
         str,
         "who chooses instances and thresholds: dilaserve, tediserve, infaas, llumnix or proteus",
-    ] = "infaas"
+    ] = "dilaserve"
     thresholds: Annotated[
         str, "candidate confidence thresholds of policies that choose, ascending"
     ] = "0.5,0.6,0.7,0.8,0.9"
