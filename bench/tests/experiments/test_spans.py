@@ -7,6 +7,7 @@ import pytest
 from dilaserve_bench.experiments.spans import report_span, report_spans
 from dilaserve_bench.twin.clients import Served
 from dilaserve_bench.twin.measure import Measurements, Slot
+from dilaserve_bench.twin.scheduler import CoreCalls
 from dilaserve_bench.twin.simulation import Run
 from dilaserve_bench.twin.timeline import Timeline
 from dilaserve_bench.twin.workload import Arrival
@@ -27,7 +28,7 @@ def run(*requests: Served) -> Run:
     }
     return Run(
         seed=0, served=list(requests), measured=measured, utilisation=0.0, virtual_s=20.0,
-        n_events=0, wall_s=0.0, core_seconds=(), is_complete=True,
+        n_events=0, wall_s=0.0, core_calls=CoreCalls(), is_complete=True,
     )  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from dilaserve_bench.twin.clients import Outcome, Served
 from dilaserve_bench.twin.measure import Measurements
 from dilaserve_bench.twin.plot import save_plot
 from dilaserve_bench.twin.report import estimate, report, report_run
+from dilaserve_bench.twin.scheduler import CoreCalls
 from dilaserve_bench.twin.simulation import Run
 from dilaserve_bench.twin.text import as_lines
 from dilaserve_bench.twin.timeline import Timeline
@@ -33,7 +33,7 @@ def made_up(*requests: Served, virtual_s: float = 10.0) -> Run:
         virtual_s=virtual_s,
         n_events=10,
         wall_s=2.0,
-        core_seconds=array("d"),
+        core_calls=CoreCalls(),
         is_complete=all(request.outcome != "unfinished" for request in requests),
     )
 

@@ -12,8 +12,15 @@ __all__ = ["EXPERIMENTS", "load_experiment"]
 
 EXPERIMENTS = {
     "calibration": "calibration:EXPERIMENT",
+    "ahead": "ahead:AHEAD",
+    "overhead": "ahead:OVERHEAD",
+    "ablation": "ablation:ABLATION",
     "fig10": "calibration:FIGURE_10",
+    "fig11": "ablation:FIGURE_11",
+    "fig13": "fig13:FIGURE_13",
+    "table6": "table6:TABLE_6",
     "realday": "realday:EXPERIMENT",
+    "deciding": "deciding:EXPERIMENT",
     "fig8": "realday:EXPERIMENT",
     "table5": "realday:EXPERIMENT",
 }

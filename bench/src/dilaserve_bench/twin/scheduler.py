@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dilaserve.messages import Admitted, Cancelled, Refused
@@ -41,7 +42,7 @@ from dilaserve_scheduler.core.events import (
 from dilaserve_scheduler.core.policy import Policy
 from dilaserve_scheduler.records import to_stored
 
-__all__ = ["Adviser", "Outside", "VirtualScheduler"]
+__all__ = ["Adviser", "CoreCalls", "Outside", "VirtualScheduler"]
 
 
 class Adviser(Protocol):
@@ -68,6 +69,23 @@ class Outside(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class CoreCalls:
+    """The core's calls, in order, each with what it took on the machine that runs this."""
+
+    at_s: array[float] = field(default_factory=lambda: array("d"))
+    """Virtual time."""
+    seconds: array[float] = field(default_factory=lambda: array("d"))
+    kinds: list[str] = field(default_factory=list)
+    """The event's type, or "tick"."""
+
+    def add(self, at_s: float, seconds: float, kind: str) -> None:
+        """One more."""
+        self.at_s.append(at_s)
+        self.seconds.append(seconds)
+        self.kinds.append(kind)
+
+
 class VirtualScheduler:
     """One scheduler at a time. `policy` makes a fresh policy for every start. `timer`, where given,
     counts the seconds that the core takes on the machine that runs this."""
@@ -86,8 +104,8 @@ class VirtualScheduler:
         advice_s: float = 0.0,
         timer: Callable[[], float] | None = None,
     ) -> None:
-        self.core_seconds = array("d")
-        """Seconds that the core took for each event, where there is a timer."""
+        self.calls = CoreCalls()
+        """Of the core, where there is a timer."""
         self.core: Core | None = None
         """None while it is down."""
         self._policy = policy
@@ -151,7 +169,7 @@ class VirtualScheduler:
         else:
             started = self._timer()
             effects = core.handle(now, event)
-            self.core_seconds.append(self._timer() - started)
+            self.calls.add(now, self._timer() - started, type(event).__name__)
         self._execute(core, effects)
 
     def _tick(self, time_s: float) -> None:
@@ -162,7 +180,13 @@ class VirtualScheduler:
             self._timeline.at(self._paused_until, self._tick, time_s)
             return
         self._tick_at = None
-        self._execute(core, core.tick(now))
+        if self._timer is None:
+            effects = core.tick(now)
+        else:
+            started = self._timer()
+            effects = core.tick(now)
+            self.calls.add(now, self._timer() - started, "tick")
+        self._execute(core, effects)
 
     def _execute(self, core: Core, effects: list[Effect]) -> None:
         for effect in effects:

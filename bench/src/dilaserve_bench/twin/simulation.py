@@ -15,7 +15,7 @@ from dilaserve_bench.twin.clients import Clients, Judge, Served
 from dilaserve_bench.twin.cluster import Cluster, ClusterSpec
 from dilaserve_bench.twin.faults import Fault
 from dilaserve_bench.twin.measure import Measurements
-from dilaserve_bench.twin.scheduler import Adviser, VirtualScheduler
+from dilaserve_bench.twin.scheduler import Adviser, CoreCalls, VirtualScheduler
 from dilaserve_bench.twin.source import StepSource
 from dilaserve_bench.twin.store import TwinStore
 from dilaserve_bench.twin.timeline import Timeline
@@ -61,15 +61,15 @@ class Run:
     virtual_s: float
     n_events: int
     wall_s: float
-    core_seconds: Sequence[float]
-    """Of the core, per event, where it was timed."""
+    core_calls: CoreCalls
+    """Empty where the core was not timed."""
     is_complete: bool
     """False if it was broken off."""
 
 
 class Simulation:
     """One run. `timer` counts seconds of the machine that runs it; with `time_core` it is also
-    read twice for each event of the core."""
+    read twice for each call of the core."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Simulation:
             virtual_s=self.timeline.now,
             n_events=self.timeline.n_events,
             wall_s=self._timer() - started,
-            core_seconds=self.scheduler.core_seconds,
+            core_calls=self.scheduler.calls,
             is_complete=self.clients.all_ended(),
         )
 
