@@ -105,7 +105,7 @@ def test_overhead_is_fitted_to_the_published_attainment() -> None:
     class Bench(Gsm8k):
         def __init__(self) -> None: ...
 
-        def row(self, point: Point) -> Row:
+        def row(self, point: Point, name: str | None = None) -> Row:
             assert (point.policy, point.rate, point.slo_s) == ("infaas", 1.687, 9.5)
             attainment = min(1.0, max(0.0, 1.0 - 2.0 * (point.overhead - 1.5)))
             return Row(

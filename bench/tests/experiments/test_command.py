@@ -179,7 +179,7 @@ def test_plot_into_a_file_or_a_folder(counting: Counting, tmp_path: Path) -> Non
     [
         (["--policies", "infaas"], "knows no --policies infaas; it knows --seeds, --rates"),
         (["--rates", "fast"], "'fast' are no numbers; write for example"),
-        (["--plot", "plot.docx"], "plot plot.docx cannot be written"),
+        (["--plot", "plot.docx"], "plot plot.docx cannot be written; give a folder that exists"),
         (["--out", "nowhere/at/all.json"], "there is no folder nowhere/at"),
     ],
 )

@@ -23,6 +23,7 @@ from dilaserve_bench.experiments.results import as_json, check_target, commit_of
 from dilaserve_bench.twin.runner import watching
 
 LIST = "list"
+PLOTS = (".svg", ".png", ".pdf")
 SOURCES = Path(__file__).parents[4]
 """In a checkout, its root: what runs comes from all its distributions."""
 
@@ -71,6 +72,8 @@ def experiment(
     chosen.check(options)
     if out is not None:
         check_target(out, is_quick=quick)
+    if plot is not None:
+        _check_plot(chosen, plot)
     _show(chosen, _run(chosen, options, os.environ, is_fresh=fresh), as_json, out, plot)
     return None
 
@@ -113,9 +116,18 @@ def _show(
         _draw(chosen, document, plot)
 
 
-def _draw(chosen: Experiment[Any], document: Document[Any], path: Path) -> None:
+def _check_plot(chosen: Experiment[Any], path: Path) -> None:
     if chosen.draw is None:
         raise DiLaServeError(f"experiment {chosen.name} has no plot; leave out --plot")
+    if not path.is_dir() and (path.suffix not in PLOTS or not path.absolute().parent.is_dir()):
+        raise DiLaServeError(
+            f"plot {path} cannot be written; give a folder that exists, or a file in one that "
+            f"ends in {', '.join(PLOTS)}"
+        )
+
+
+def _draw(chosen: Experiment[Any], document: Document[Any], path: Path) -> None:
+    assert chosen.draw is not None
     from dilaserve_bench.experiments.plots import save
 
     save(chosen.draw(document), path / f"{chosen.name}.svg" if path.is_dir() else path)

@@ -9,7 +9,7 @@ import msgspec
 
 from dilaserve_bench.twin.report import Estimate, RunReport, estimate
 
-__all__ = ["Document", "Row", "row_of"]
+__all__ = ["DIGITS", "Document", "Row", "row_of"]
 
 R = TypeVar("R")
 DIGITS = 6

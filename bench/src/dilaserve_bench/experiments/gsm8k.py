@@ -5,12 +5,14 @@ Every policy gets the same arrivals and the same recorded step rows.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from dilaserve.profiles import ProfileSet, load_profiles
+from dilaserve.errors import DiLaServeError
+from dilaserve.profiles import load_profiles
 from dilaserve_bench.data import data_file
 from dilaserve_bench.experiments.document import Row, row_of
 from dilaserve_bench.experiments.experiment import Session
@@ -29,7 +31,7 @@ from dilaserve_bench.twin.runner import run_seeds
 from dilaserve_bench.twin.simulation import Scenario
 from dilaserve_bench.twin.workload import RequestClass, Workloads, poisson
 from dilaserve_scheduler.core.policy import Policy
-from dilaserve_scheduler.policies import PolicyOptions, build_policy
+from dilaserve_scheduler.policies import POLICIES, PolicyOptions
 
 __all__ = ["FIXED", "N_PROMPT", "N_REQUESTS", "SLO_S", "Gsm8k", "Point"]
 
@@ -69,16 +71,20 @@ class _Key(msgspec.Struct, frozen=True, kw_only=True):
 class Gsm8k:
     """Runs points, or takes them from what was kept."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(
+        self, session: Session, policies: Mapping[str, Callable[[PolicyOptions], Policy]] = POLICIES
+    ) -> None:
         self.n_requests = session.size(N_REQUESTS, QUICK_REQUESTS)
         self._session = session
+        self._policies = policies
         self._profiles = load_profiles(data_file("h100_llada.json"))
         self._table = load_steps(data_file("gsm8k_llada_steps.json"))
 
-    def row(self, point: Point) -> Row | None:
-        """Means over all seeds that there are; None if it was interrupted before the first."""
+    def row(self, point: Point, name: str | None = None) -> Row | None:
+        """Means over all seeds that there are, under this name or the policy's; None if it was
+        interrupted before the first."""
         runs = [run for seed in self._session.seeds if (run := self.run(point, seed)) is not None]
-        return row_of(point.policy, point.rate, point.slo_s, point.overhead, runs)
+        return row_of(name or point.policy, point.rate, point.slo_s, point.overhead, runs)
 
     def run(self, point: Point, seed: int) -> RunReport | None:
         """One run, without its course over time; None if it was interrupted."""
@@ -106,11 +112,20 @@ class Gsm8k:
         return Scenario(
             cluster=spec,
             profiles=self._profiles,
-            policy=lambda: _policy(point, self._profiles),
+            policy=lambda: self._policy(point),
             source=lambda workload: recorded_source(self._table, workload),
             core=core_settings(spec.heartbeat_s, point.run_ahead),
             adviser=lambda workload: stand_in(self._table, workload, options),
         )
+
+    def _policy(self, point: Point) -> Policy:
+        usual = PolicyOptions(
+            queue_limit=NOBODY_REFUSED, slo_s=point.slo_s, profiles=self._profiles
+        )
+        if point.policy not in self._policies:
+            known = ", ".join([*sorted(self._policies), f"{FIXED}0.7"])
+            raise DiLaServeError(f"--policies {point.policy!r} is no policy; use one of {known}")
+        return self._policies[point.policy](replace(usual, **point.parts))
 
     def _workloads(self, point: Point) -> Workloads:
         size = RequestClass(n_prompt=point.n_prompt, n_output=point.n_output, slo_s=point.slo_s)
@@ -124,11 +139,15 @@ def _as_run(point: Point) -> Point:
     """The same point under the name of the policy that really runs."""
     if not point.policy.startswith(FIXED):
         return point
-    threshold = float(point.policy.removeprefix(FIXED))
+    threshold = _fixed(point.policy)
     parts = {} if threshold == PolicyOptions().threshold else {"threshold": threshold}
     return msgspec.structs.replace(point, policy="infaas", parts={**point.parts, **parts})
 
 
-def _policy(point: Point, profiles: ProfileSet) -> Policy:
-    usual = PolicyOptions(queue_limit=NOBODY_REFUSED, slo_s=point.slo_s, profiles=profiles)
-    return build_policy(point.policy, replace(usual, **point.parts))
+def _fixed(name: str) -> float:
+    try:
+        return float(name.removeprefix(FIXED))
+    except ValueError:
+        raise DiLaServeError(
+            f"--policies {name!r} names no threshold; write for example {FIXED}0.7"
+        ) from None

@@ -9,8 +9,6 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dilaserve.errors import DiLaServeError
-
 __all__ = ["COLOURS", "colour", "panels", "save"]
 
 WIDTH, HEIGHT = 4.6, 3.4
@@ -40,12 +38,7 @@ def colour(policy: str, number: int = 0) -> str:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """The same figure gives the same file. Raises DiLaServeError."""
+    """The same figure gives the same file."""
     metadata = {"Date": None} if path.suffix == ".svg" else {}
     with matplotlib.rc_context({"svg.hashsalt": "dilaserve", "svg.fonttype": "none"}):
-        try:
-            figure.savefig(path, dpi=120, metadata=metadata)
-        except (OSError, ValueError) as error:
-            raise DiLaServeError(
-                f"plot {path} cannot be written: {error}; use for example plot.svg"
-            ) from error
+        figure.savefig(path, dpi=120, metadata=metadata)
