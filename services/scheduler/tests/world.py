@@ -135,14 +135,21 @@ class World:
 
     # --- gateway -------------------------------------------------------------------------------
 
-    def submit(self, request_id: str, *, n_prompt: int = 8, n_output: int = 24) -> None:
+    def submit(
+        self,
+        request_id: str,
+        *,
+        n_prompt: int = 8,
+        n_output: int = 24,
+        level: ServiceLevel | None = None,
+    ) -> None:
         """Write a record, and submit it again and again until it is admitted."""
         request = NewRequest(
             request_id=request_id,
             model_id=MODEL,
             prompt=[1] * n_prompt,
             spec=DecodingSpec(n_output=n_output, block_length=BLOCK, seed=1),
-            level=ServiceLevel(),
+            level=level or ServiceLevel(),
             gateway_id="g",
             arrival_s=self.now,
         )
@@ -179,6 +186,9 @@ class World:
                 n_output=request.spec.n_output,
                 block_length=BLOCK,
                 arrival_s=request.arrival_s,
+                slo_ms=request.level.slo_ms,
+                priority=request.level.priority,
+                min_confidence=request.level.min_confidence,
             )
         )
         self.at(1.0, lambda: self._ask(request))
