@@ -108,6 +108,11 @@ class Both:
                 self.real.set_credit(request_id, credit)
                 self.virtual.set_credit(request_id, credit)
 
+    def limit(self) -> None:
+        n_tokens = self.rng.choice([None, 0, 60, 120])
+        self.real.limit_recomputes(n_tokens)
+        self.virtual.limit_recomputes(n_tokens)
+
     def move(self) -> None:
         """Take a request away, and bring it again as it stands: with a cache, it is rebuilt."""
         request_id = self.rng.choice(list(self.requests))
@@ -178,6 +183,8 @@ def test_same_rows_in_every_pass(model: LLaDA, cache_mode: CacheMode) -> None:
             if both.requests and both.rng.random() < 0.3:
                 both.move()
             both.recredit()
+            if both.rng.random() < 0.3:
+                both.limit()
             n_passes += both.run_pass()
         kinds |= both.kinds
         n_left_out += both.n_left_out

@@ -11,7 +11,7 @@ from dilaserve_scheduler.core import CoreSettings
 from dilaserve_scheduler.core.effects import Ask, Ended, Reassign, Send
 from dilaserve_scheduler.core.events import Told
 from dilaserve_scheduler.core.model import Instance, Request
-from dilaserve_scheduler.core.policy import Decision, Inquire, Move, Policy, Requeue, Retune
+from dilaserve_scheduler.core.policy import Decision, Inquire, Limit, Move, Policy, Requeue, Retune
 
 from .driver import Driver, command, every, item, only
 
@@ -87,6 +87,20 @@ def test_a_threshold_is_sent_at_once_and_only_when_it_changes() -> None:
     stage.script.on_step = [Retune(stage.request(), 0.6)]
     assert item(stage.result("a-0001", step=1, n_unmasked=1), "a-0001").threshold == 0.6
     assert stage.result("a-0001", step=2, n_unmasked=2) == []
+
+
+def test_a_limit_of_recomputes_goes_with_every_command_from_the_next_on() -> None:
+    stage = Stage()
+    stage.script.on_step = [Limit(stage.a, 40)]
+    assert stage.result("a-0001", step=1, n_unmasked=1) == []
+    stage.script.on_step = [Retune(stage.request(), 0.6)]
+    for step in (2, 3):
+        sent = command(stage.result("a-0001", step=step, n_unmasked=step), "a-0001")
+        assert sent.recompute_tokens == 40
+        stage.script.on_step = [Retune(stage.request(), 0.5)]
+    stage.script.on_step = [Limit(stage.a, None), Retune(stage.request(), 0.6)]
+    sent = command(stage.result("a-0001", step=4, n_unmasked=4), "a-0001")
+    assert sent.recompute_tokens is None
 
 
 def test_many_thresholds_are_one_command() -> None:

@@ -10,6 +10,7 @@ from operator import attrgetter
 from dilaserve.messages import CacheMode, FinishReason
 from dilaserve.store.records import MASKED
 from dilaserve_bench.twin.source import Course, StepSource
+from dilaserve_gpu_worker.engine.budget import PassBudget
 from dilaserve_gpu_worker.engine.sequence import RowKind
 from dilaserve_gpu_worker.engine.types import Credit, EngineRequest, StepOutput
 from dilaserve_gpu_worker.engine.validate import check_fits
@@ -122,6 +123,7 @@ class VirtualEngine:
         self._n_free_pages = self._n_pages
         self._sequences: dict[str, _Sequence] = {}
         self._n_passes = 0
+        self._n_full_tokens: int | None = None
 
     # --- between passes -------------------------------------------------------------------------
 
@@ -150,6 +152,10 @@ class VirtualEngine:
         """See Engine.set_credit."""
         self._sequences[request_id].credit = credit
 
+    def limit_recomputes(self, n_tokens: int | None) -> None:
+        """See Engine.limit_recomputes."""
+        self._n_full_tokens = n_tokens
+
     def remove(self, request_id: str) -> None:
         """See Engine.remove."""
         sequence = self._sequences.pop(request_id, None)
@@ -176,21 +182,22 @@ class VirtualEngine:
     def plan(self) -> VirtualPlan | None:
         """See Engine.plan. The thresholds of the pass are fixed from now on."""
         rows: list[Row] = []
-        n_left, n_rebuilds = self._max_batch_tokens, 0
+        budget = PassBudget(self._max_batch_tokens, self._n_full_tokens)
+        n_tokens = n_rebuilds = 0
         for sequence in self._ready():
             row = sequence.next_row(self._cache_mode)
-            if row.n_tokens <= n_left:
+            if budget.take(row.kind, row.n_tokens):
                 if not sequence.n_pages:
                     self._take_pages(sequence)
                 rows.append(row)
-                n_left -= row.n_tokens
+                n_tokens += row.n_tokens
                 n_rebuilds += row.kind == "rebuild"
                 sequence.course.plan(row.kind, sequence.credit.threshold)
         if not rows:
             return None
         if len(rows) > 1:
             rows.sort(key=_shape_of)
-        return VirtualPlan(rows, self._max_batch_tokens - n_left, n_rebuilds)
+        return VirtualPlan(rows, n_tokens, n_rebuilds)
 
     def unmask(self, plan: VirtualPlan) -> list[StepOutput]:
         """See Engine.unmask: the steps of all rows but those that only rebuilt a cache."""

@@ -78,6 +78,7 @@ class ScriptedEngine:
         self.held: dict[str, Scripted] = {}
         self.added: list[EngineRequest] = []
         self.n_passes = 0
+        self.recompute_tokens: int | None = None
         self.passing = threading.Event()
         """Clear it, and the next forward pass does not end."""
         self.passing.set()
@@ -97,6 +98,9 @@ class ScriptedEngine:
 
     def set_credit(self, request_id: str, credit: Credit) -> None:
         self.held[request_id].credit = credit
+
+    def limit_recomputes(self, n_tokens: int | None) -> None:
+        self.recompute_tokens = n_tokens
 
     def remove(self, request_id: str) -> None:
         del self.held[request_id]
@@ -239,6 +243,7 @@ class Rig:
         releases: Sequence[Release] = (),
         term: int | None = None,
         seq: int | None = None,
+        recompute_tokens: int | None = None,
     ) -> None:
         """Send a StepCommand, by default with the next sequence number."""
         self.seq = self.seq + 1 if seq is None else seq
@@ -247,6 +252,7 @@ class Rig:
             seq=self.seq,
             items=list(items),
             releases=list(releases),
+            recompute_tokens=recompute_tokens,
         )
         await self.bus.publish(subjects.command_step(self.instance_id), encode(command))
 

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dilaserve.profiles import LatencyProfile, Point, ProfileSet
 from dilaserve_scheduler.core.model import Request
+from dilaserve_scheduler.core.policy import Limit
 from dilaserve_scheduler.policies.cluster_load import HOPELESS_FACTOR, UTILISATION, ClusterLoad
 from dilaserve_scheduler.policies.fastest import Fastest
 from dilaserve_scheduler.policies.habits import Habits
@@ -180,6 +182,48 @@ def test_in_tokens_capacity_is_the_papers() -> None:
     stage.load.control(0.0)
     instances = list(stage.fastest.instances.values())
     assert stage.load._capacity() == supply_tokens_per_s(instances[0], stage.load._pricing)
+
+
+class Wide(Stage):
+    """A pass of up to 1,000 tokens takes 50 ms, every token more 0.1 ms: room for four requests of
+    1,016, which together would be slow, and alone leave passes half empty."""
+
+    def __init__(self, **changes: Any) -> None:
+        points = [Point(1000, 0.050), Point(5000, 0.450)]
+        profile = LatencyProfile(tp_degree=1, points=points)
+        super().__init__(profiles=ProfileSet(model="m", device="d", profiles=[profile]), **changes)
+        self.fastest.remove(next(iter(self.fastest.instances.values())))
+        self.fastest.add(make_instance(2, budget=4096))
+        for n in range(4):
+            self.enter(f"r{n}", deadline=10.0, n_prompt=1000, waits=False)
+
+
+def test_rows_that_recompute_are_limited_where_that_makes_passes_faster() -> None:
+    stage = Wide()
+    stage.load.control(0.0)
+    (limit,) = stage.load.limits()
+    assert limit.recompute_tokens == 1016
+    limit.instance.recompute_tokens = limit.recompute_tokens
+    assert stage.load.limits() == []
+    stage.enter("shorter", deadline=10.0, n_prompt=900, waits=False)
+    stage.load.control(0.0)
+    assert stage.load.limits() == []  # 996: not worth a word
+    stage.enter("longer", deadline=10.0, n_prompt=2000, waits=False)
+    stage.load.control(0.0)
+    assert [limit.recompute_tokens for limit in stage.load.limits()] == [1166]
+
+
+def test_without_a_gain_and_when_told_so_there_is_no_limit() -> None:
+    calm = Stage()  # every pass takes 10 ms
+    calm.enter("r", deadline=10.0)
+    calm.load.control(0.0)
+    assert calm.load.limits() == []
+    (instance,) = calm.fastest.instances.values()
+    instance.recompute_tokens = 100
+    assert calm.load.limits() == [Limit(instance, None)]
+    stage = Wide(limit_recomputes=False)
+    stage.load.control(0.0)
+    assert stage.load.limits() == []
 
 
 def test_who_is_not_given_up_keeps_its_place() -> None:

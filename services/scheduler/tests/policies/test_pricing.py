@@ -75,6 +75,18 @@ def test_a_mixed_batch_is_priced_over_how_many_recompute() -> None:
     assert Pricing(profiles(), 2.0).mean_s(1, batch) == pytest.approx(2 * expected)
 
 
+def test_putting_off_rows_costs_their_steps_and_saves_their_tokens() -> None:
+    """One of two may recompute: both are due (in 1/3 of the passes), one (1/2) or none (1/6). In a
+    third of the passes one is put off, and no pass has more than 704 tokens."""
+    pricing = Pricing(profiles(), 1.0)
+    batch = Batch(n_rows=2, n_full=640, n_cache=64, recompute_share=0.5, n_together=1)
+    passes = 0.064 / 3 + 0.0704 / 2 + 0.0128 / 6
+    assert pricing.mean_s(1, batch) == pytest.approx(passes * 2 / (5 / 3))
+    split = pricing.split(1, batch)
+    tokens = 640 / 3 + 704 / 2 + 128 / 6
+    assert 5 / 3 * split.row_s + tokens * split.token_s == pytest.approx(passes, rel=1e-3)
+
+
 def test_small_batches_are_not_rounded_to_nothing() -> None:
     batch = Batch(n_rows=1, n_full=33, n_cache=8, recompute_share=0.3)
     assert Pricing(profiles(), 1.0).mean_s(1, batch) == pytest.approx(0.010)

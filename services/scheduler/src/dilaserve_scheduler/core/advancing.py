@@ -10,7 +10,7 @@ from dilaserve_scheduler.core.membership import Members
 from dilaserve_scheduler.core.model import Instance, Request
 from dilaserve_scheduler.core.outbox import Outbox
 from dilaserve_scheduler.core.placing import Placing
-from dilaserve_scheduler.core.policy import Decision, Inquire, Move, Policy, Requeue, Retune
+from dilaserve_scheduler.core.policy import Decision, Inquire, Limit, Move, Policy, Requeue, Retune
 from dilaserve_scheduler.core.progress import advance_by_step
 
 __all__ = ["Advancing"]
@@ -71,6 +71,8 @@ class Advancing:
                     self._outbox.ask(query)
                 case Requeue(request):
                     self._placing.requeue(request)
+                case Limit(instance, recompute_tokens):
+                    instance.recompute_tokens = recompute_tokens
 
     def _advance_all(
         self, now: float, instance: Instance | None, items: list[StepItemResult]

@@ -44,6 +44,8 @@ class Instance:
     n_tokens: int = 0
     """Full lengths (prompt + output) of its requests, those on their way to it included."""
     n_free_kv_tokens: int = 0
+    recompute_tokens: int | None = None
+    """Most tokens of the rows of a pass that compute their whole length; None: no limit."""
     requests: dict[str, Request] = field(default_factory=dict)
     """Those it owns, and those on their way to it."""
 

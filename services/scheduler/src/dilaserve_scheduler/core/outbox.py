@@ -167,6 +167,7 @@ class Outbox:
                 Release(request_id=request_id, epoch=epoch)
                 for request_id, epoch in draft.releases.items()
             ],
+            recompute_tokens=instance.recompute_tokens,
         )
         first = tuple(r.request_id for r in requests if not r.confirmed)
         return [Send(instance.instance_id, command, first)]

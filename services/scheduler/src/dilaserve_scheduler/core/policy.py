@@ -13,7 +13,7 @@ from typing import Protocol
 from dilaserve.messages import StepResult
 from dilaserve_scheduler.core.model import Instance, Request
 
-__all__ = ["Decision", "Inquire", "Move", "Overload", "Policy", "Requeue", "Retune"]
+__all__ = ["Decision", "Inquire", "Limit", "Move", "Overload", "Policy", "Requeue", "Retune"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,16 @@ class Requeue:
     request: Request
 
 
-Decision = Retune | Move | Inquire | Requeue
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Let the passes of an instance have at most so many tokens in rows that compute their whole
+    length (one such row always may run; None: no limit); said with its next command."""
+
+    instance: Instance
+    recompute_tokens: int | None
+
+
+Decision = Retune | Move | Inquire | Requeue | Limit
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ class Arrivals:
     """Of one priority. Means are over the same fading window."""
 
     def __init__(self) -> None:
-        self._count = self._n_output = self._n_full = self._n_cache = 0.0
+        self.count = self._n_output = self._n_full = self._n_cache = 0.0
+        """Arrivals that have not faded."""
         self._n_blocks = self._slo_s = 0.0
         self._since: float | None = None
         self._faded_at = 0.0
@@ -28,7 +29,7 @@ class Arrivals:
         if self._since is None:
             self._since = self._faded_at = now
         self._fade(now)
-        self._count += 1.0
+        self.count += 1.0
         self._n_output += request.n_output
         self._n_full += request.n_tokens
         self._n_cache += n_cache
@@ -41,11 +42,11 @@ class Arrivals:
             return 0.0
         self._fade(now)
         span_s = WINDOW_S * -math.expm1(-max(now - self._since, LEAST_SPAN_S) / WINDOW_S)
-        return self._count / span_s
+        return self.count / span_s
 
     def mean(self) -> tuple[float, float, float, float, float]:
         """(output, full length, tokens of a cache step, blocks, SLO) of the mean arrival."""
-        n = max(self._count, 1e-9)
+        n = max(self.count, 1e-9)
         sums = (self._n_output, self._n_full, self._n_cache, self._n_blocks, self._slo_s)
         output, full, cache, blocks, slo_s = (total / n for total in sums)
         return output, full, cache, blocks, slo_s
@@ -53,7 +54,7 @@ class Arrivals:
     def _fade(self, now: float) -> None:
         keep = math.exp(-max(now - self._faded_at, 0.0) / WINDOW_S)
         self._faded_at = max(now, self._faded_at)
-        self._count *= keep
+        self.count *= keep
         self._n_output *= keep
         self._n_full *= keep
         self._n_cache *= keep

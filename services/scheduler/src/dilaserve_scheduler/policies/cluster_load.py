@@ -5,17 +5,19 @@ that it can afford, by priority (Algorithm 2 in instance-seconds). Chooses nobod
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
 from dilaserve_scheduler.core.model import Request
+from dilaserve_scheduler.core.policy import Limit
 from dilaserve_scheduler.policies.arrivals import Arrivals
-from dilaserve_scheduler.policies.fastest import Fastest
+from dilaserve_scheduler.policies.fastest import Fastest, tp_degree
 from dilaserve_scheduler.policies.habits import Habits
 from dilaserve_scheduler.policies.ledger import Floats, Integers, Ledger
 from dilaserve_scheduler.policies.level import Forecast, Queue, highest_level
 from dilaserve_scheduler.policies.options import PolicyOptions
-from dilaserve_scheduler.policies.pricing import Batch, Pricing, Split
+from dilaserve_scheduler.policies.pricing import MANY, Batch, Pricing, Split
 from dilaserve_scheduler.policies.token_load import supply_tokens_per_s
 
 __all__ = ["ClusterLoad"]
@@ -26,6 +28,12 @@ HOPELESS_FACTOR = 1.4
 """A request that waits is given up when it needs its remaining time over this. Those that would
 only just be late cost as much as those in time."""
 DEFAULT_CACHE_TOKENS = 32.0
+MOST_TOGETHER = 4
+"""Limits of rows that recompute together that are tried."""
+LIMIT_GAIN = 0.99
+"""A limit is set if steps take at most this share of what they take without."""
+LIMIT_STEP = 0.1
+"""Relative change from which on it is said anew."""
 TOKENS = Split(row_s=0.0, token_s=1.0)
 """Work as the paper counts it."""
 
@@ -51,6 +59,9 @@ class ClusterLoad:
         self._lowest_level = float(self._top)
         self._arrivals: dict[int, Arrivals] = {}
         self._splits: dict[int, Split] = {}
+        self._by_level: list[Split] = []
+        """Of the reference degree, when all run at a candidate."""
+        self._together: dict[int, int] = {}
         self._pass_s = self._present_pass_s = 0.0
         """Of a full instance, and of one with an equal part of the requests that are there."""
         self.recompute_share = 0.1
@@ -75,8 +86,22 @@ class ClusterLoad:
         """Seconds that a token more adds to a pass."""
         split = self._splits.get(degree)
         if split is None:
-            split = self._splits[degree] = self._pricing.split(degree, self._full_batch(1))
+            split = self._splits[degree] = self._pricing.split(degree, self._full_batch(degree, 1))
         return split.token_s
+
+    def n_together(self, degree: int) -> int:
+        """Most rows that are to recompute in one pass."""
+        return self._together.get(degree, MANY)
+
+    def limits(self) -> list[Limit]:
+        """What has to be said anew to instances: the same in tokens."""
+        n_full, found = self._n_full(), []
+        for instance in self._fastest.instances.values():
+            n = self.n_together(tp_degree(instance))
+            wanted = None if n >= MANY else math.ceil(n * n_full)
+            if _differ(wanted, instance.recompute_tokens):
+                found.append(Limit(instance, wanted))
+        return found
 
     def service_s(self, slot: int) -> float:
         """Seconds from its placement to its last token, at its level."""
@@ -128,14 +153,43 @@ class ClusterLoad:
 
     def _price(self) -> None:
         """What rows and tokens cost at each degree while instances are full."""
+        n_rows = self._rows_per_pass()
         for degree in self._fastest.degrees():
-            batch = self._full_batch(self._rows_per_pass())
-            self._splits[degree] = self._pricing.split(degree, batch)
+            if self._options.limit_recomputes:
+                self._together[degree] = self._best_together(degree, n_rows)
+            self._splits[degree] = self._pricing.split(degree, self._full_batch(degree, n_rows))
         reference = self._reference()
-        self._pass_s = self._pricing.mean_s(reference, batch)
+        full = self._full_batch(reference, n_rows)
+        self._by_level = [
+            self._pricing.split(reference, replace(full, recompute_share=share))
+            for share in self._shares()
+        ]
+        self._pass_s = self._pricing.mean_s(reference, full)
         rows = -(-len(self._ledger) // len(self._fastest.instances))
-        now = self._full_batch(min(rows, batch.n_rows))
+        now = replace(full, n_rows=min(rows, n_rows))
         self._present_pass_s = self._pricing.mean_s(reference, now)
+
+    def _best_together(self, degree: int, n_rows: int) -> int:
+        """How many rows may recompute in one pass so that a full instance is fastest: all, unless
+        fewer are a real gain."""
+        batch = self._full_batch(degree, n_rows)
+        prices = {
+            n: self._pricing.mean_s(degree, replace(batch, n_together=n))
+            for n in (MANY, *range(1, min(MOST_TOGETHER, n_rows - 1) + 1))
+        }
+        best = min(prices, key=prices.__getitem__)
+        return best if prices[best] <= LIMIT_GAIN * prices[MANY] else MANY
+
+    def _shares(self) -> list[float]:
+        """Of steps that recompute, by candidate, of the mean request that arrives."""
+        steps, blocks = np.zeros(self._top + 1), 0.0
+        for arrivals in self._arrivals.values():
+            rate = arrivals.count
+            output, _, _, n_blocks, _ = arrivals.mean()
+            steps += rate * np.array(self._habits.steps(output, math.ceil(n_blocks)))
+            blocks += rate * n_blocks
+        shares: list[float] = (blocks / np.maximum(steps, 1e-9)).tolist()
+        return shares
 
     def _find_hopeless(self, now: float, slots: Integers) -> Integers:
         """Who waits, and could not be in time at the lowest threshold if it were placed now. (For
@@ -179,27 +233,31 @@ class ClusterLoad:
 
     def _work_s(self, slots: Integers) -> Floats:
         """(requests × K) instance-seconds of the reference degree that are left, floors kept."""
-        ledger, split = self._ledger, self._unit()
-        steps = ledger.steps(slots)
+        ledger = self._ledger
         n_cache = ledger.n_cache[slots]
         more = ledger.recomputes[slots] * (ledger.n_full[slots] - n_cache)
-        tokens = steps * n_cache[:, None] + more[:, None]
-        work = steps * split.row_s + tokens * split.token_s
+        work = self._cost(ledger.steps(slots), n_cache[:, None], more[:, None])
         allowed = np.maximum(np.arange(work.shape[1]), ledger.floor[slots][:, None])
         result: Floats = np.take_along_axis(work, allowed, axis=1)
         return result
 
+    def _cost(self, steps: Floats, n_cache: Floats | float, more: Floats | float) -> Floats:
+        """Work of so many steps by candidate: `n_cache` tokens each, and `more` beside them."""
+        splits = self._by_level if self._options.instance_seconds else [TOKENS] * (self._top + 1)
+        row_s = np.array([split.row_s for split in splits])
+        token_s = np.array([split.token_s for split in splits])
+        result: Floats = steps * row_s + (steps * n_cache + more) * token_s
+        return result
+
     def _forecast(self, now: float, priority: int, settled: dict[int, float]) -> Forecast:
         """Arrivals of all priorities: those above as settled, those below at the lowest."""
-        split = self._unit()
         ahead = self._options.horizon_slos if self._options.forecast else 0.0
         rate, slo_s, work = 0.0, math.inf, np.zeros(self._top + 1)
         for each, arrivals in self._arrivals.items():
             own = arrivals.rate(now)
             output, full, cache, blocks, slo = arrivals.mean()
             steps = np.array(self._habits.steps(output, math.ceil(blocks)))
-            tokens = steps * cache + blocks * (full - cache)
-            cost = steps * split.row_s + tokens * split.token_s
+            cost = self._cost(steps, cache, blocks * (full - cache))
             if each != priority:
                 level = settled.get(each, 0.0)
                 cost = np.full(cost.size, float(_at_level(cost[None, :], level)[0]))
@@ -241,10 +299,6 @@ class ClusterLoad:
         result: Floats = 0.5 * self._present_pass_s * total / max(n, 1.0)
         return result
 
-    def _unit(self) -> Split:
-        """What a row and a token count as work."""
-        return self._splits[self._reference()] if self._options.instance_seconds else TOKENS
-
     def _reference(self) -> int:
         return self._fastest.degrees()[-1]
 
@@ -259,9 +313,16 @@ class ClusterLoad:
         budget = sum(i.token_budget for i in instances) / len(instances)
         return max(int(budget / self._n_full()), 1)
 
-    def _full_batch(self, n_rows: int) -> Batch:
+    def _full_batch(self, degree: int, n_rows: int) -> Batch:
         n_full = max(self._n_full(), self.n_cache)
-        return Batch(n_rows, n_full, self.n_cache, self.recompute_share)
+        together = self.n_together(degree)
+        return Batch(n_rows, n_full, self.n_cache, self.recompute_share, together)
+
+
+def _differ(wanted: int | None, present: int | None) -> bool:
+    if wanted is None or present is None:
+        return wanted is not present
+    return abs(wanted - present) > LIMIT_STEP * present
 
 
 def _at_level(work: Floats, level: float) -> Floats:

@@ -184,7 +184,8 @@ class Dilaserve(Policy):
         """A new level; whoever waits and cannot be in time any more lets the others pass."""
         self._control_at = now + CONTROL_S
         self._habits.learn()
-        return [Requeue(request) for request in self._load.control(now)]
+        given_up = [Requeue(request) for request in self._load.control(now)]
+        return [*given_up, *self._load.limits()]
 
     # --- what is known -------------------------------------------------------------------------
 
@@ -237,7 +238,8 @@ class Dilaserve(Policy):
         n_rows = max(len(instance.requests) + n_more, 1)
         n_full = instance.n_tokens / max(len(instance.requests), 1)
         n_cache = self._load.n_cache
-        return Batch(n_rows, max(n_full, n_cache), n_cache, self._load.recompute_share)
+        share, together = self._load.recompute_share, self._load.n_together(tp_degree(instance))
+        return Batch(n_rows, max(n_full, n_cache), n_cache, share, together)
 
     def _pass_s(self, instance: Instance) -> float:
         return self._pricing.mean_s(tp_degree(instance), self._batch(instance, 0))

@@ -60,6 +60,8 @@ class PolicyOptions:
     mixed_batches: bool = True
     """Whether a step is priced as the mean pass of the batch as it is; else recompute steps as if
     the whole batch recomputed, and cache steps as if nobody did."""
+    limit_recomputes: bool = True
+    """Whether rows that recompute are put off until few enough do so in one pass."""
     all_candidates: bool = True
     """Whether instances of all degrees are compared; else the least loaded with room is taken."""
     forecast: bool = True
@@ -67,7 +69,7 @@ class PolicyOptions:
     risk_aware: bool = True
     """Whether deadlines are checked against an upper quantile of the steps left, not the median."""
     give_up_hopeless: bool = True
-    """Whether those who wait and cannot be in time any more let the others pass."""
+    """Whether those who cannot be in time any more let the others pass."""
 
     def accuracies(self) -> list[float]:
         """Of the candidates; between two known thresholds linear."""

@@ -5,12 +5,12 @@ Knows no request: a batch is so many rows and tokens.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from dilaserve.profiles import LatencyCurve, ProfileSet
+from dilaserve_scheduler.policies.packing import loads
 
-__all__ = ["Batch", "Line", "Pricing", "Split"]
+__all__ = ["MANY", "Batch", "Line", "Pricing", "Split"]
 
 SPAN = 200.0
 """Passes after which what was learned has faded by 1/e."""
@@ -18,7 +18,9 @@ N_WARMING = 10
 """First passes, which fade at once: they are those in which everything is set up."""
 FIRST_PASS_S = 0.1
 """Before anything is known."""
-N_SHARES = 64
+MANY = 1 << 30
+"""More rows than any pass has: no limit."""
+N_SHARES = 256
 """Resolution of the share of recompute rows in a batch."""
 N_SIZE = 16
 """Resolution of a batch's full length, in tokens."""
@@ -26,13 +28,14 @@ N_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The typical pass of an instance: of `n_rows` rows each recomputes with probability
-    `recompute_share`, and then computes `n_full` tokens, else `n_cache`."""
+    """The requests of an instance: of the steps of `n_rows` rows a `recompute_share` compute
+    `n_full` tokens, the others `n_cache`. At most `n_together` recompute in one pass."""
 
     n_rows: int
     n_full: float
     n_cache: float
     recompute_share: float
+    n_together: int = MANY
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ class Pricing:
         self._curves: dict[int, LatencyCurve | None] = {}
         self._lines: dict[int, Line] = {}
         self._seen: dict[int, tuple[int, float, float]] = {}
-        self._means: dict[tuple[int, int, int, int, int], float] = {}
+        self._means: dict[tuple[int, int, int, int, int, int], float] = {}
 
     def observe(self, degree: int, n_tokens: int, seconds: float) -> None:
         """A pass of an instance of this degree took so long."""
@@ -108,7 +111,8 @@ class Pricing:
         return self.overhead(degree) * curve.seconds(n_tokens)
 
     def mean_s(self, degree: int, batch: Batch) -> float:
-        """Of the mean pass of an instance with such a batch: rows recompute independently."""
+        """Between two steps of a request in such a batch, on average: a pass, and the part of one
+        for which those are put off that may not recompute yet."""
         curve = self._curve(degree)
         if curve is None:
             n_row = batch.n_cache + batch.recompute_share * (batch.n_full - batch.n_cache)
@@ -116,26 +120,27 @@ class Pricing:
         share = round(batch.recompute_share * N_SHARES)
         n_full = round(batch.n_full / N_SIZE)
         n_cache = round(batch.n_cache)
-        key = (degree, batch.n_rows, n_full, n_cache, share)
+        key = (degree, batch.n_rows, n_full, n_cache, share, batch.n_together)
         mean = self._means.get(key)
         if mean is None:
-            rounded = max(n_full * N_SIZE, n_cache)
-            sizes = _sizes(batch.n_rows, rounded, n_cache, share / N_SHARES)
-            mean = sum(chance * curve.seconds(n_tokens) for n_tokens, chance in sizes)
-            self._means[key] = mean
+            full = max(n_full * N_SIZE, n_cache)
+            rounded = Batch(batch.n_rows, full, n_cache, share / N_SHARES, batch.n_together)
+            sizes = _sizes(rounded)
+            pass_s = sum(chance * curve.seconds(n_tokens) for n_tokens, _, chance in sizes)
+            mean = self._means[key] = pass_s * batch.n_rows / _mean_rows(sizes)
         return self.overhead(degree) * mean
 
     def split(self, degree: int, batch: Batch) -> Split:
         """How the seconds of such a batch's passes follow from rows and tokens, near it."""
         curve = self._curve(degree)
-        sizes = _sizes(batch.n_rows, batch.n_full, batch.n_cache, batch.recompute_share)
-        mean_n = sum(chance * n for n, chance in sizes)
-        seconds = [(n, chance, self._at(degree, curve, n)) for n, chance in sizes]
+        sizes = _sizes(batch)
+        mean_n = sum(chance * n for n, _, chance in sizes)
+        seconds = [(n, chance, self._at(degree, curve, n)) for n, _, chance in sizes]
         mean_s = sum(chance * s for _, chance, s in seconds)
         variance = sum(chance * (n - mean_n) ** 2 for n, chance, _ in seconds)
         covariance = sum(chance * (n - mean_n) * (s - mean_s) for n, chance, s in seconds)
         token_s = min(max(covariance / variance, 0.0), mean_s / mean_n) if variance else 0.0
-        return Split(row_s=(mean_s - token_s * mean_n) / batch.n_rows, token_s=token_s)
+        return Split(row_s=(mean_s - token_s * mean_n) / _mean_rows(sizes), token_s=token_s)
 
     def overhead(self, degree: int) -> float:
         """The factor on the profile: given, or learned so far."""
@@ -165,14 +170,14 @@ def _keep(n_before: int) -> float:
     return 0.5 if n_before < N_WARMING else 1.0 - 1.0 / SPAN
 
 
-def _sizes(n_rows: int, n_full: float, n_cache: float, share: float) -> list[tuple[int, float]]:
-    """(tokens of a pass, probability) for 0, 1, … recomputing rows; improbable tails left out."""
-    sizes: list[tuple[int, float]] = []
-    total = 0.0
-    for n in range(n_rows + 1):
-        chance = math.comb(n_rows, n) * share**n * (1.0 - share) ** (n_rows - n)
-        sizes.append((round(n_rows * n_cache + n * (n_full - n_cache)), chance))
-        total += chance
-        if total > 1.0 - 1e-6:
-            break
-    return [(n_tokens, chance / total) for n_tokens, chance in sizes]
+def _sizes(batch: Batch) -> list[tuple[int, int, float]]:
+    """(tokens, rows, probability) of a pass."""
+    together = min(batch.n_together, batch.n_rows)
+    return [
+        (round(n_full * batch.n_full + n_cache * batch.n_cache), n_full + n_cache, chance)
+        for n_full, n_cache, chance in loads(batch.n_rows, batch.recompute_share, together)
+    ]
+
+
+def _mean_rows(sizes: list[tuple[int, int, float]]) -> float:
+    return sum(chance * n_rows for _, n_rows, chance in sizes)
