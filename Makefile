@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq --retries 5
-DISTS := shared[embedded] services/gateway services/scheduler services/gpu-worker services/predictor bench
+DISTS := shared[embedded] services/gateway services/scheduler services/gpu-worker services/predictor[train] bench
 MANIFESTS := constraints.txt requirements-dev.txt pyproject.toml shared/pyproject.toml \
 	$(wildcard services/*/pyproject.toml) bench/pyproject.toml
 NOT_HERE := not slow and not gpu and not compose

@@ -6,23 +6,17 @@ import os
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 
 from dilaserve_predictor.loading import PredictorFolder
 from dilaserve_predictor.model import FILE_NAME, PredictorError, StepModel
-
-ROWS = np.random.default_rng(0).random((40, 11)) * np.array([1] * 10 + [256])
 
 
 def test_what_is_saved_is_loaded(trained: StepModel, tmp_path: Path) -> None:
     path = trained.save(tmp_path / "new")
     assert [entry.name for entry in (tmp_path / "new").iterdir()] == [FILE_NAME]
     assert path.stat().st_size < 500_000
-    again = StepModel.load(tmp_path / "new")
-    assert again.info == trained.info
-    for before, after in zip(trained.predict(ROWS), again.predict(ROWS), strict=True):
-        assert before.tolist() == after.tolist()
+    assert StepModel.load(tmp_path / "new") == trained
 
 
 def broken(path: Path, change: str) -> None:
@@ -36,7 +30,7 @@ def broken(path: Path, change: str) -> None:
         case "trees":
             content["median"] = "no trees"
         case "tree features":
-            content["upper"] = content["upper"].replace("full_progress", "other")
+            content["upper"][0]["features"][0] = 11
         case "field":
             del content["info"]["model_id"]
     path.write_bytes(msgspec.json.encode(content))
@@ -70,35 +64,35 @@ def test_a_folder_that_cannot_be_written_is_named(trained: StepModel, tmp_path: 
 def test_a_folder_is_waited_for_and_read_once(trained: StepModel, tmp_path: Path) -> None:
     folder = PredictorFolder(tmp_path / "later", "made-up")
     assert not folder.refresh()
-    assert folder.model is None
+    assert folder.predictor is None
     assert "dilaserve train-predictor" in folder.absence()
     trained.save(tmp_path / "later")
     assert folder.refresh()
-    first = folder.model
+    first = folder.predictor
     assert not folder.refresh()
-    assert folder.model is first
+    assert folder.predictor is first
 
 
 def test_a_replaced_predictor_is_read_again(trained: StepModel, tmp_path: Path) -> None:
     trained.save(tmp_path)
     folder = PredictorFolder(tmp_path, "made-up")
     folder.refresh()
-    first = folder.model
+    first = folder.predictor
     trained.save(tmp_path)
     assert folder.refresh()
-    assert folder.model is not first
+    assert folder.predictor is not first
 
 
 def test_one_that_cannot_be_used_leaves_the_former(trained: StepModel, tmp_path: Path) -> None:
     trained.save(tmp_path)
     folder = PredictorFolder(tmp_path, "made-up")
     folder.refresh()
-    first = folder.model
+    first = folder.predictor
     (tmp_path / "bad").write_bytes(b"{")
     os.replace(tmp_path / "bad", tmp_path / FILE_NAME)
     with pytest.raises(PredictorError):
         folder.refresh()
-    assert folder.model is first
+    assert folder.predictor is first
     assert not folder.refresh(), "said once"
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from dilaserve_predictor.examples import Booleans, Examples
 from dilaserve_predictor.features import Floats
+from dilaserve_predictor.model import FEWEST_STEPS
 
 __all__ = [
     "GRANULARITIES",
@@ -21,10 +22,9 @@ __all__ = [
     "wmape",
 ]
 
-GRANULARITIES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
+GRANULARITIES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 TOLERANCE = 1.05
 """The paper's rule: errors may grow to this multiple of those with a prediction at each token."""
-FEWEST_STEPS = 1.0
 
 
 def wmape(predicted: Floats, truth: Floats) -> float:

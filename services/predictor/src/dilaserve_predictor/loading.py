@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dilaserve_predictor.model import FILE_NAME, PredictorError, StepModel
+from dilaserve_predictor.model import FILE_NAME, Predictor, PredictorError, StepModel
 
 __all__ = ["PredictorFolder"]
 
@@ -19,7 +19,7 @@ class PredictorFolder:
     """One folder, and the language model that its predictor has to be for."""
 
     def __init__(self, folder: Path, model_id: str) -> None:
-        self.model: StepModel | None = None
+        self.predictor: Predictor | None = None
         """None while there is none."""
         self._folder = folder
         self._model_id = model_id
@@ -47,7 +47,7 @@ class PredictorFolder:
                 f"{model.info.model_id!r}, not for {self._model_id!r}; train one for it, or set "
                 "DILASERVE_MODEL_NAME or DILASERVE_PREDICTOR"
             )
-        self.model = model
+        self.predictor = Predictor(model)
         return True
 
     def _present(self) -> Version | None:

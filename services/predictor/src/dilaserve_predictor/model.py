@@ -1,24 +1,33 @@
 """The trained predictor: gradient-boosted trees for the median and an upper quantile of the steps
 left, with what is known of their making. One JSON file, so that replacing it is atomic.
 
-Knows neither bus nor recordings.
+Knows neither bus nor recordings, and not how trees are grown.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import lightgbm
 import msgspec
 import numpy as np
 
 from dilaserve.errors import DiLaServeError
-from dilaserve_predictor.features import FEATURES, OUTPUT_LENGTH, Floats
+from dilaserve.messages import StepQuestion
+from dilaserve_predictor.features import FEATURES, OUTPUT_LENGTH, Floats, feature_matrix
+from dilaserve_predictor.trees import Tree, Trees
 
-__all__ = ["FILE_NAME", "Error", "ModelInfo", "PredictorError", "StepModel", "fit_booster"]
+__all__ = [
+    "FEWEST_STEPS",
+    "FILE_NAME",
+    "Error",
+    "ModelInfo",
+    "Predictor",
+    "PredictorError",
+    "StepModel",
+]
 
 FILE_NAME = "predictor.json"
 FORMAT = 1
@@ -69,40 +78,20 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     format: int = FORMAT
 
 
-class _File(msgspec.Struct, frozen=True, kw_only=True):
+class StepModel(msgspec.Struct, frozen=True, kw_only=True):
+    """Predicts remaining steps, as shares of the output length."""
+
     info: ModelInfo
-    median: str
-    upper: str
-
-
-class StepModel:
-    """Predicts remaining steps. Safe to use from one thread at a time."""
-
-    def __init__(self, info: ModelInfo, median: lightgbm.Booster, upper: lightgbm.Booster) -> None:
-        self.info = info
-        self._median = median
-        self._upper = upper
-
-    def predict(self, features: Floats) -> tuple[Floats, Floats]:
-        """(N, 11) → median and upper quantile of the steps left, each (N,); at least one step,
-        and the quantile never below the median."""
-        n_output = features[:, OUTPUT_LENGTH]
-        median = np.maximum(evaluate(self._median, features) * n_output, FEWEST_STEPS)
-        upper = np.maximum(evaluate(self._upper, features) * n_output, median)
-        return median, upper
+    median: list[Tree]
+    upper: list[Tree]
 
     def save(self, folder: Path) -> Path:
         """Write FILE_NAME in `folder`, replacing what is there at once. Raises PredictorError."""
         path = folder / FILE_NAME
-        content = _File(
-            info=self.info,
-            median=self._median.model_to_string(),
-            upper=self._upper.model_to_string(),
-        )
+        written = path.with_suffix(".new")
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            written = path.with_suffix(".new")
-            written.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1))
+            written.write_bytes(_text(self))
             os.replace(written, path)
         except OSError as error:
             raise PredictorError(
@@ -115,47 +104,49 @@ class StepModel:
         """Read what `save` wrote. Raises PredictorError, naming file and remedy."""
         path = folder / FILE_NAME
         try:
-            file = msgspec.json.decode(path.read_bytes(), type=_File)
-            _check(file.info)
-            return cls(file.info, _booster(file.median), _booster(file.upper))
+            model = msgspec.json.decode(path.read_bytes(), type=cls)
+            _check(model.info)
         except OSError as error:
-            reason = error.strerror
-        except (msgspec.DecodeError, lightgbm.basic.LightGBMError, ValueError) as error:
+            reason = str(error.strerror)
+        except (msgspec.DecodeError, ValueError) as error:
             reason = str(error)
+        else:
+            return model
         raise PredictorError(
             f"step predictor {path} cannot be read: {reason}; train it by "
             f"`dilaserve train-predictor STEPS --out {folder}`"
         )
 
 
-def fit_booster(
-    features: Floats,
-    target: Floats,
-    weight: Floats,
-    *,
-    names: list[str],
-    parameters: Mapping[str, Any],
-    n_trees: int,
-    told: Callable[[], None] = lambda: None,
-) -> lightgbm.Booster:
-    """Gradient-boosted trees for `target`; `told` is called after each tree."""
-    data = lightgbm.Dataset(features, target, weight=weight, feature_name=names)
-    return lightgbm.train(dict(parameters), data, n_trees, callbacks=[lambda _: told()])
+class Predictor:
+    """A model ready to be asked."""
+
+    def __init__(self, model: StepModel) -> None:
+        self.info = model.info
+        self._median = Trees(model.median)
+        self._upper = Trees(model.upper)
+
+    def predict(
+        self, states: Sequence[StepQuestion], thresholds: Sequence[float]
+    ) -> tuple[Floats, Floats]:
+        """S states, K thresholds → median and upper quantile of the steps left, each (S, K); at
+        least one step, and the quantile never below the median."""
+        features = feature_matrix(states, [0.0])
+        candidates = np.asarray(thresholds, dtype=np.float64)
+        n_output = features[:, OUTPUT_LENGTH, None]
+        median = np.maximum(self._median.evaluate(features, candidates) * n_output, FEWEST_STEPS)
+        upper = np.maximum(self._upper.evaluate(features, candidates) * n_output, median)
+        return median, upper
 
 
-def evaluate(booster: lightgbm.Booster, features: Floats) -> Floats:
-    """(N, columns) → (N,). One thread: a batch is small, and others want the cores."""
-    result: Floats = np.asarray(booster.predict(features, num_threads=1))
-    return result
-
-
-def _booster(text: str) -> lightgbm.Booster:
-    booster = lightgbm.Booster(model_str=text)
-    if booster.feature_name() != list(FEATURES):
-        raise ValueError(
-            f"its trees use the features {booster.feature_name()}, not {list(FEATURES)}"
-        )
-    return booster
+def _text(model: StepModel) -> bytes:
+    """One line a tree, so that a person can read the rest."""
+    head = msgspec.json.format(msgspec.json.encode(model.info), indent=1)
+    trees = [
+        b'"%s": [\n%s\n]' % (name, b",\n".join(map(msgspec.json.encode, trees)))
+        for name, trees in ((b"median", model.median), (b"upper", model.upper))
+    ]
+    return b'{\n"info": %s,\n%s\n}\n' % (head, b",\n".join(trees))
 
 
 def _check(info: ModelInfo) -> None:

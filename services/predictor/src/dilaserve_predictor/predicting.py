@@ -1,28 +1,24 @@
-"""Questions → answers: one evaluation of the trees for all that is asked together. Knows no bus."""
+"""Questions → answers: what is asked together is evaluated together. Knows no bus."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from dilaserve.messages import PredictSteps, StepAnswer, StepsPredicted
-from dilaserve_predictor.features import Floats, feature_matrix
-from dilaserve_predictor.model import StepModel
+from dilaserve_predictor.model import Predictor
 
 __all__ = ["nothing_known", "predict"]
 
 
-def predict(model: StepModel, queries: Sequence[PredictSteps]) -> list[StepsPredicted]:
-    """The answer to each query; all must be about the model's own language model."""
-    features = [feature_matrix(query.questions, query.thresholds) for query in queries]
-    n_rows = [len(rows) for rows in features]
-    if not sum(n_rows):
-        return [_answer(query, np.empty(0), np.empty(0)) for query in queries]
-    median, upper = model.predict(np.concatenate(features))
-    ends = np.cumsum(n_rows)[:-1]
-    parts = zip(queries, np.split(median, ends), np.split(upper, ends), strict=True)
-    return [_answer(query, own_median, own_upper) for query, own_median, own_upper in parts]
+def predict(predictor: Predictor, queries: Sequence[PredictSteps]) -> list[StepsPredicted]:
+    """The answer to each query; all must be about the predictor's language model. Neighbours that
+    ask about the same thresholds, as a cluster's schedulers do, are one evaluation."""
+    return [
+        answer
+        for _, group in groupby(queries, key=lambda query: query.thresholds)
+        for answer in _predict_group(predictor, list(group))
+    ]
 
 
 def nothing_known(query: PredictSteps) -> StepsPredicted:
@@ -30,14 +26,20 @@ def nothing_known(query: PredictSteps) -> StepsPredicted:
     return StepsPredicted(model_id=query.model_id, thresholds=query.thresholds, answers=[])
 
 
-def _answer(query: PredictSteps, median: Floats, upper: Floats) -> StepsPredicted:
-    shape = len(query.questions), len(query.thresholds)
-    medians, uppers = median.reshape(shape).tolist(), upper.reshape(shape).tolist()
-    return StepsPredicted(
-        model_id=query.model_id,
-        thresholds=query.thresholds,
-        answers=[
-            StepAnswer(request_id=question.request_id, step=question.step, p50=p50, upper=above)
-            for question, p50, above in zip(query.questions, medians, uppers, strict=True)
-        ],
-    )
+def _predict_group(
+    predictor: Predictor, queries: Sequence[PredictSteps]
+) -> Iterator[StepsPredicted]:
+    states = [state for query in queries for state in query.questions]
+    thresholds = queries[0].thresholds
+    median, upper = (each.tolist() for each in predictor.predict(states, thresholds))
+    start = 0
+    for query in queries:
+        end = start + len(query.questions)
+        answers = [
+            StepAnswer(request_id=state.request_id, step=state.step, p50=p50, upper=above)
+            for state, p50, above in zip(
+                query.questions, median[start:end], upper[start:end], strict=True
+            )
+        ]
+        yield StepsPredicted(model_id=query.model_id, thresholds=thresholds, answers=answers)
+        start = end

@@ -82,7 +82,7 @@ class PredictorService:
     async def run(self) -> None:
         """Serve until `stop`. Raises PredictorError for a predictor that cannot be used."""
         await asyncio.to_thread(self._load)
-        if self._folder.model is None:
+        if self._folder.predictor is None:
             log.warning("%s", self._folder.absence())
         listening = [
             await self._bus.subscribe(subjects.ALL_STEP_RESULTS, self._receive),
@@ -124,7 +124,7 @@ class PredictorService:
             )
             self._metrics.asked("other_model", n_requests)
             return nothing_known(query)
-        if self._folder.model is None:
+        if self._folder.predictor is None:
             self._metrics.asked("untrained", n_requests)
             return nothing_known(query)
         answer = await self._batcher.ask(query)
@@ -134,10 +134,10 @@ class PredictorService:
 
     def _predict(self, queries: Sequence[PredictSteps]) -> list[StepsPredicted]:
         """On the batcher's thread."""
-        model = self._folder.model
-        assert model is not None  # once there is one, there always is
+        predictor = self._folder.predictor
+        assert predictor is not None  # once there is one, there always is
         began = self._clock()
-        answers = predict(model, queries)
+        answers = predict(predictor, queries)
         self._metrics.evaluated(sum(len(q.questions) for q in queries), self._clock() - began)
         return answers
 
@@ -187,8 +187,9 @@ class PredictorService:
 
     async def _look(self) -> None:
         while True:
-            model = self._folder.model
-            self._metrics.refresh(model.info if model is not None else None, self._served)
+            predictor = self._folder.predictor
+            info = predictor.info if predictor is not None else None
+            self._metrics.refresh(info, self._served)
             await asyncio.sleep(LOOK_EVERY_S)
             try:
                 await asyncio.to_thread(self._load)
@@ -197,8 +198,8 @@ class PredictorService:
                 log.warning("keeping the predictor in force: %s", error)
 
     def _load(self) -> None:
-        if self._folder.refresh() and self._folder.model is not None:
-            info = self._folder.model.info
+        if self._folder.refresh() and self._folder.predictor is not None:
+            info = self._folder.predictor.info
             self._metrics.loaded("loaded")
             log.info(
                 "predicting for %s with trees from %d runs of %d prompts; WMAPE %.3f held out",

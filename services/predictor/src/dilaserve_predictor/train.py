@@ -9,21 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import lightgbm
 import numpy as np
 
 from dilaserve.recording import RecordedStep, is_complete
 from dilaserve_predictor.evaluate import coarsest, granularity, one_shot, wmape
 from dilaserve_predictor.examples import Booleans, Examples, examples_of, folds, settled_from
 from dilaserve_predictor.features import CONFIDENCES, FEATURES, Floats
-from dilaserve_predictor.model import (
-    Error,
-    ModelInfo,
-    PredictorError,
-    StepModel,
-    evaluate,
-    fit_booster,
-)
+from dilaserve_predictor.growing import Grown, grow, library_version
+from dilaserve_predictor.model import FEWEST_STEPS, Error, ModelInfo, PredictorError, StepModel
 
 __all__ = ["N_FOLDS", "N_TREES", "n_fits", "train"]
 
@@ -46,7 +39,7 @@ UPPER = {"objective": "quantile", "alpha": UPPER_QUANTILE}
 PROGRESS = [n for n, name in enumerate(FEATURES) if name not in CONFIDENCES]
 ALL = list(range(len(FEATURES)))
 
-Fit = Callable[[Examples, list[int], dict[str, Any]], lightgbm.Booster]
+Fit = Callable[[Examples, list[int], dict[str, Any]], Grown]
 
 
 def n_fits() -> int:
@@ -66,21 +59,22 @@ def train(
     examples = examples_of(complete)
     sets = _folds(examples)
 
-    def fit(training: Examples, columns: list[int], objective: dict[str, Any]) -> lightgbm.Booster:
-        booster = fit_booster(
-            training.features[:, columns],
+    def fit(training: Examples, columns: list[int], objective: dict[str, Any]) -> Grown:
+        grown = grow(
+            training.features,
             training.steps_left / training.n_output,
             training.n_output,  # so that an error counts in steps, whatever the length
-            names=[FEATURES[column] for column in columns],
+            columns=columns,
             parameters=TREES | objective,
             n_trees=N_TREES,
         )
         told()
-        return booster
+        return grown
 
     held_out = _hold_out(examples, sets, fit)
     info = _describe(model_id, complete, examples, held_out)
-    return StepModel(info, fit(examples, ALL, MEDIAN), fit(examples, ALL, UPPER))
+    median, upper = fit(examples, ALL, MEDIAN), fit(examples, ALL, UPPER)
+    return StepModel(info=info, median=median.trees(), upper=upper.trees())
 
 
 def _hold_out(examples: Examples, sets: Sequence[Booleans], fit: Fit) -> dict[str, Floats]:
@@ -95,8 +89,8 @@ def _hold_out(examples: Examples, sets: Sequence[Booleans], fit: Fit) -> dict[st
             ("full", ALL, MEDIAN),
             ("upper", ALL, UPPER),
         ):
-            share = evaluate(fit(training, columns, objective), asked.features[:, columns])
-            predicted[variant][held_out] = np.maximum(share * asked.n_output, 1.0)
+            share = fit(training, columns, objective).evaluate(asked.features)
+            predicted[variant][held_out] = np.maximum(share * asked.n_output, FEWEST_STEPS)
     predicted["upper"] = np.maximum(predicted["upper"], predicted["full"])
     return predicted
 
@@ -129,7 +123,7 @@ def _describe(
         refresh_tokens=coarsest(curve),
         granularity=curve,
         parameters=TREES | {"trees": N_TREES},
-        lightgbm=lightgbm.__version__,
+        lightgbm=library_version(),
     )
 
 
