@@ -43,6 +43,8 @@ def main() -> None:
         extra_body={"slo_ms": 2000, "priority": 5, "min_confidence": 0.8},
     )
     print("with an SLO:", urgent.choices[0].message.content)
+    used = urgent.model_extra["dilaserve"]
+    print(f"met: {used['slo_met']}, in {used['n_steps']} steps, threshold {used['mean_threshold']}")
 
 
 if __name__ == "__main__":

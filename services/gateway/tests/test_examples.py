@@ -31,6 +31,7 @@ async def test_openai_client(url: str, fleet: FakeFleet) -> None:
     output = await run(url, sys.executable, str(EXAMPLES / "openai_client.py"))
     assert output.count("hello world") == 6
     assert fleet.submits[-1].slo_ms == 2000
+    assert "met: True, in 6 steps, threshold 0.9" in output
 
 
 async def test_watch_denoising(url: str, fleet: FakeFleet) -> None:

@@ -31,6 +31,9 @@ def generate(
     ] = False,
     slo_ms: Annotated[int | None, typer.Option(help="Latency objective, milliseconds.")] = None,
     priority: Annotated[int | None, typer.Option(help="Higher goes first.")] = None,
+    service_tier: Annotated[
+        str | None, typer.Option(help="Priority and SLO by name: default, flex or priority.")
+    ] = None,
     min_confidence: Annotated[
         float | None, typer.Option(help="Lowest confidence threshold to allow.")
     ] = None,
@@ -46,6 +49,7 @@ def generate(
         "ignore_eos": ignore_eos or None,
         "slo_ms": slo_ms,
         "priority": priority,
+        "service_tier": service_tier,
         "min_confidence": min_confidence,
     }
     body = {"messages": [{"role": "user", "content": prompt}]} | {
@@ -70,7 +74,7 @@ async def _print(client: httpx.AsyncClient, body: dict[str, Any]) -> None:
 async def _watch(client: httpx.AsyncClient, body: dict[str, Any]) -> None:
     console = Console(highlight=False)
     canvas = Canvas()
-    request_id = ""
+    request_id, used = "", ""
     started = time.perf_counter()
     with Live(console=console, auto_refresh=False, transient=True) as live:
         async for event in stream_events(client, "/v1/denoise", body):
@@ -83,10 +87,20 @@ async def _watch(client: httpx.AsyncClient, body: dict[str, Any]) -> None:
                     live.update(canvas.draw(), refresh=True)
                 else:
                     console.print(f"step {canvas.n_steps}", canvas.draw(), sep="\n")
+            elif event["object"] == "denoise.end":
+                used = _used(event["dilaserve"])
     elapsed_ms = 1000 * (time.perf_counter() - started)
     console.print(canvas.draw(show_new=False))
     console.print(
-        f"{canvas.n_tokens} tokens in {canvas.n_steps} steps, {elapsed_ms:.0f} ms; "
+        f"{canvas.n_tokens} tokens in {canvas.n_steps} steps, {elapsed_ms:.0f} ms{used}; "
         f"{command_name()} replay {request_id}",
         soft_wrap=True,
     )
+
+
+def _used(report: dict[str, Any]) -> str:
+    """Of the gateway's report, what a user turns."""
+    text = f", mean threshold {report['mean_threshold'] or 0.0:.2f}"
+    if report["slo_met"] is not None:
+        text += f", SLO of {report['slo_ms']} ms {'met' if report['slo_met'] else 'missed'}"
+    return text
