@@ -32,7 +32,8 @@ def train_predictor(
     """Train a step predictor from recorded runs, and say what it is worth."""
     from dilaserve_predictor.train import n_fits, train
 
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("reading", total=n_fits() + 1)
         runs = read_runs(_files(data))
         progress.update(task, advance=1, description="training")
