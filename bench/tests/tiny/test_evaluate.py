@@ -67,5 +67,5 @@ def test_bundled_model_is_mostly_right_at_the_usual_threshold() -> None:
 
 def test_a_threshold_of_one_takes_a_step_for_every_token() -> None:
     cases = held_out_cases(TOKENIZER, ["total"], 1, seed=1)
-    [(tokens, n_steps)] = denoise(load_model(BUNDLED), cases, "dual", 1.0)
+    [(tokens, n_steps)] = denoise(load_model(BUNDLED), cases, "dual", lambda _case, _step: 1.0)
     assert (len(tokens), n_steps) == (32, 32)

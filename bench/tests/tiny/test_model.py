@@ -83,7 +83,7 @@ def test_engine_decodes_as_the_training_code_does() -> None:
         torch.tensor(ids), 64, BLOCK_LENGTH, vocabulary()[MASK], 0.9,
     )  # fmt: skip
     cases = [Case(problem, prompt) for problem, prompt in zip(problems, ids, strict=True)]
-    served = denoise(load_model(BUNDLED), cases, "none", 0.9)
+    served = denoise(load_model(BUNDLED), cases, "none", lambda _case, _step: 0.9)
     assert [tokens for tokens, _ in served] == canvas.tolist()
     assert [n_steps for _, n_steps in served] == steps.tolist()
 

@@ -4,6 +4,7 @@ each of our differences to the paper left out, one at a time."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -15,8 +16,9 @@ from dilaserve_bench.experiments.fitting import overhead_of
 from dilaserve_bench.experiments.gsm8k import Gsm8k, Point
 from dilaserve_bench.experiments.page import Page, Table, number
 from dilaserve_bench.experiments.plots import OTHERS, panels
+from dilaserve_scheduler.policies import PolicyOptions
 
-__all__ = ["ABLATION", "FIGURE_11"]
+__all__ = ["ABLATION", "CONTROL", "FIGURE_11", "without_each"]
 
 CONTROL: Mapping[str, Mapping[str, Any]] = {
     "neither": {"load_control": False, "deadline_control": False},
@@ -24,23 +26,13 @@ CONTROL: Mapping[str, Mapping[str, Any]] = {
     "load control": {"deadline_control": False},
     "both": {},
 }
-WITHOUT: Mapping[str, Mapping[str, Any]] = {
-    f"without {part.replace('_', ' ')}": {part: False}
-    for part in (
-        "instance_seconds",
-        "caps_at_next_step",
-        "mixed_batches",
-        "forecast",
-        "risk_aware",
-        "give_up_hopeless",
-    )
-}
+NEEDS_DEGREES = "all_candidates"
+"""With one degree there is nothing to choose from: left out on a mix of them."""
 MIXED = "8xtp1,2xtp4"
 WITH_DEGREES: Mapping[str, Mapping[str, Any]] = {
     f"both, {MIXED}": {},
-    f"without all candidates, {MIXED}": {"all_candidates": False},
+    f"without all candidates, {MIXED}": {NEEDS_DEGREES: False},
 }
-"""With one degree there is nothing to choose from."""
 RATES = (1.75, 1.875, 2.0, 2.1)
 MIXED_RATES = (1.25, 1.4)
 WITHOUT_RATES = (1.875, 2.1)
@@ -50,10 +42,21 @@ POINT = 0.01
 def run(session: Session) -> Document[Row]:
     """Of dilaserve: control at all rates, everything else at two of them."""
     rows = _control(session, "dilaserve", RATES)
-    rows += _measured(session, "dilaserve", WITHOUT, session.options.rates or WITHOUT_RATES)
+    rows += _measured(session, "dilaserve", without_each(), session.options.rates or WITHOUT_RATES)
     mixed = session.options.rates or MIXED_RATES
     rows += _measured(session, "dilaserve", WITH_DEGREES, mixed, instances=MIXED)
     return _document(session, "ablation", rows, published=None)
+
+
+def without_each() -> dict[str, dict[str, Any]]:
+    """Every part of dilaserve that can be left out, but the two controls."""
+    controls = {part for variant in CONTROL.values() for part in variant}
+    parts = [field.name for field in fields(PolicyOptions) if field.type == "bool"]
+    return {
+        f"without {part.replace('_', ' ')}": {part: False}
+        for part in parts
+        if part not in controls and part != NEEDS_DEGREES
+    }
 
 
 def run_figure_11(session: Session) -> Document[Row]:

@@ -33,7 +33,7 @@ from dilaserve_bench.twin.workload import RequestClass, Workloads, poisson
 from dilaserve_scheduler.core.policy import Policy
 from dilaserve_scheduler.policies import POLICIES, PolicyOptions
 
-__all__ = ["FIXED", "N_PROMPT", "N_REQUESTS", "SLO_S", "Gsm8k", "Point"]
+__all__ = ["FIXED", "N_PROMPT", "N_REQUESTS", "QUICK_REQUESTS", "SLO_S", "Gsm8k", "Point"]
 
 N_REQUESTS = 1319
 """The whole of GSM8K's test set."""

@@ -15,6 +15,8 @@ EXPERIMENTS = {
     "ahead": "ahead:AHEAD",
     "overhead": "ahead:OVERHEAD",
     "ablation": "ablation:ABLATION",
+    "fig3": "fig3:FIGURE_3",
+    "fig9": "fig9:FIGURE_9",
     "fig10": "calibration:FIGURE_10",
     "fig11": "ablation:FIGURE_11",
     "fig13": "fig13:FIGURE_13",

@@ -12,7 +12,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -34,6 +34,9 @@ ONE_TOKEN = 1.0
 """No confidence exceeds it, so that every step unmasks the single most confident token."""
 MAX_BATCH_TOKENS = 8192
 SEED = 2026
+
+ThresholdOf = Callable[[int, int], float]
+"""The threshold of a case, by index, at a step, from 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +88,10 @@ def measure(
     threshold: float,
 ) -> list[Result]:
     """Denoises all cases in one engine; a result per task and output length."""
-    answers = denoise(model, cases, cache, threshold)
+    solved = solve(model, tokenizer, cases, cache, lambda _case, _step: threshold)
     groups: dict[tuple[str, int], list[tuple[bool, int]]] = {}
-    for case, (tokens, n_steps) in zip(cases, answers, strict=True):
-        problem = case.problem
-        text = str(tokenizer.decode(tokens, skip_special_tokens=True))
-        right = TASKS[problem.task].check(problem, text)
-        groups.setdefault((problem.task, len(problem.answer)), []).append((right, n_steps))
+    for case, answer in zip(cases, solved, strict=True):
+        groups.setdefault((case.problem.task, len(case.problem.answer)), []).append(answer)
     return [
         Result(
             task, length, cache, threshold, len(group),
@@ -101,8 +101,29 @@ def measure(
     ]  # fmt: skip
 
 
+def solve(
+    model: Model,
+    tokenizer: PreTrainedTokenizerFast,
+    cases: Sequence[Case],
+    cache: CacheMode,
+    threshold_of: ThresholdOf,
+) -> list[tuple[bool, int]]:
+    """Whether the answer is right, and the number of steps, of every case."""
+    return [
+        (_is_right(tokenizer, case.problem, tokens), n_steps)
+        for case, (tokens, n_steps) in zip(
+            cases, denoise(model, cases, cache, threshold_of), strict=True
+        )
+    ]
+
+
+def _is_right(tokenizer: PreTrainedTokenizerFast, problem: Problem, tokens: list[int]) -> bool:
+    text = str(tokenizer.decode(tokens, skip_special_tokens=True))
+    return TASKS[problem.task].check(problem, text)
+
+
 def denoise(
-    model: Model, cases: Sequence[Case], cache: CacheMode, threshold: float
+    model: Model, cases: Sequence[Case], cache: CacheMode, threshold_of: ThresholdOf
 ) -> list[tuple[list[int], int]]:
     """Output tokens and number of steps of every case."""
     n_tokens = sum(len(case.prompt) + len(case.problem.answer) + BLOCK_LENGTH for case in cases)
@@ -110,9 +131,13 @@ def denoise(
         model, cache_mode=cache, n_kv_tokens=n_tokens, max_batch_tokens=MAX_BATCH_TOKENS
     )
     for index, case in enumerate(cases):
-        engine.add(_request(str(index), case, threshold))
-    while engine.step() is not None:
-        pass
+        engine.add(_request(str(index), case, threshold_of(index, 1)))
+    while (output := engine.step()) is not None:
+        for step in output.steps:
+            index = int(step.request_id)
+            engine.set_credit(
+                step.request_id, _credit(cases[index], threshold_of(index, step.step + 1))
+            )
     return [
         ([token for token in engine.canvas(str(i)) if token != MASKED], engine.step_of(str(i)))
         for i in range(len(cases))
@@ -127,8 +152,12 @@ def _request(request_id: str, case: Case, threshold: float) -> EngineRequest:
         spec=DecodingSpec(n_output=n_output, block_length=BLOCK_LENGTH, seed=0),
         step=0,
         canvas=[MASKED] * n_output,
-        credit=Credit(threshold, until_block=n_output // BLOCK_LENGTH),
+        credit=_credit(case, threshold),
     )
+
+
+def _credit(case: Case, threshold: float) -> Credit:
+    return Credit(threshold, until_block=len(case.problem.answer) // BLOCK_LENGTH)
 
 
 def merge(results: Sequence[Result], label: str) -> Result:
