@@ -24,6 +24,7 @@ LABEL_VALUES = {
     ("dilaserve:reassignments_total", "cause"): get_args(MoveCause),
     ("dilaserve:instances", "state"): ("live", "dead"),
     ("dilaserve:slo_total", "outcome"): ("met", "missed"),
+    ("dilaserve:predictor_wmape", "basis"): ("trained", "served"),
 }
 METRIC_NAME = re.compile(r"\b(?:vllm|dilaserve):[a-z0-9_]+")
 

@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(bool(docker.why_not()), reason=docker.why_not() or "an engine can run"),
 ]
 
-OURS = ("gateway", "scheduler", "gpu-worker")
+OURS = ("gateway", "scheduler", "predictor", "gpu-worker")
 PROMPT = "3 + 4 ="
 FETCH = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1], timeout=5).read().decode())"
 
@@ -143,6 +143,7 @@ def test_metrics_of_every_service_are_reachable(
     texts = {
         "gateway": client.get("/metrics").text,
         "scheduler": stack.inside("gateway", *fetch, "http://scheduler:9464/metrics"),
+        "predictor": stack.inside("gateway", *fetch, "http://predictor:9464/metrics"),
         "gpu-worker": stack.inside("gateway", *fetch, "http://gpu-worker:9464/metrics"),
     }
     for service, text in texts.items():
