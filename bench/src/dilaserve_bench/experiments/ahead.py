@@ -22,10 +22,12 @@ from dilaserve_bench.experiments.plots import colour, panels
 
 __all__ = ["AHEAD", "OVERHEAD", "frontier", "margin"]
 
-RATES = (1.6, 1.687, 1.75, 1.875, 2.0, 2.1, 2.2, 2.3)
+RATES = (1.6, 1.687, 1.75, 1.875, 2.0, 2.1, 2.2)
 """At the fitted overhead; at another one in proportion to what an instance then does."""
 THRESHOLDS = ("fixed-0.5", "fixed-0.6", "fixed-0.7", "fixed-0.8", "fixed-0.9")
 POLICIES = ("dilaserve", "tediserve", "proteus", "infaas", "llumnix", *THRESHOLDS)
+FADED = {"infaas": 1.875, "llumnix": 1.875, "fixed-0.9": 1.875}
+"""The highest of these rates that is still of interest: they have fallen below a half."""
 PROMISED = 0.95
 NEARLY_ALL = 0.99
 OURS, THEIRS = "dilaserve", "tediserve"
@@ -33,9 +35,9 @@ DRAWN_RATES = (1.75, 1.875, 2.1)
 
 OVERHEADS = (1.0, 1.1, 1.25, FITTED_OVERHEAD)
 KNEES = {
-    "infaas": (1.6, 1.687, 1.75),
+    "infaas": (1.6, 1.687),
     THEIRS: (1.75, 1.875, 2.0),
-    OURS: (1.875, 2.0, 2.1, 2.2),
+    OURS: (2.0, 2.1, 2.2),
 }
 """Rates around where each falls below what is promised, in the same way."""
 
@@ -44,8 +46,7 @@ def run(session: Session) -> Document[Row]:
     """Every policy at every rate."""
     bench, overhead = Gsm8k(session), overhead_of(session)
     policies = session.options.policies or POLICIES
-    rates = session.options.rates or _scaled(RATES, overhead)
-    rows = _rows(bench, [(policy, rate, overhead) for rate in rates for policy in policies])
+    rows = _rows(bench, _wanted(session.options.rates, policies, overhead))
     return session.document("ahead", rows, n=bench.n_requests, found=_found(rows, overhead))
 
 
@@ -183,6 +184,20 @@ def _scaled(rates: Iterable[float], overhead: float) -> tuple[float, ...]:
     if overhead == FITTED_OVERHEAD:
         return tuple(rates)
     return tuple(round(rate * FITTED_OVERHEAD / overhead, 3) for rate in rates)
+
+
+def _wanted(
+    given: Sequence[float], policies: Sequence[str], overhead: float
+) -> list[tuple[str, float, float]]:
+    """(policy, rate, overhead), rate by rate."""
+    if given:
+        return [(policy, rate, overhead) for rate in given for policy in policies]
+    return [
+        (policy, rate, overhead)
+        for usual, rate in zip(RATES, _scaled(RATES, overhead), strict=True)
+        for policy in policies
+        if usual <= FADED.get(policy, usual)
+    ]
 
 
 def _rows(bench: Gsm8k, wanted: Iterable[tuple[str, float, float]]) -> list[Row]:
