@@ -6,10 +6,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq --retries 5
 DISTS := shared[embedded] services/gateway services/scheduler services/gpu-worker services/predictor[train] bench
 MANIFESTS := constraints.txt requirements-dev.txt pyproject.toml shared/pyproject.toml \
 	$(wildcard services/*/pyproject.toml) bench/pyproject.toml
+EXPERIMENTS := calibration fig10 ahead overhead ablation fig11 fig13 realday fig3 fig9 \
+	deciding table6
 NOT_HERE := not slow and not gpu and not compose
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test test-compose lint fix bench docs clean
+.PHONY: help setup up test test-compose lint fix bench experiments docs clean
 
 help:
 	@echo "make setup         virtual environment with everything that the other words need"
@@ -19,7 +21,8 @@ help:
 	@echo "make lint          ruff and mypy --strict"
 	@echo "make fix           what ruff can mend by itself"
 	@echo "make bench         throughput of the whole stack against the bare engine"
-	@echo "make docs          docs/reference.md and docs/lifecycle.md from the code"
+	@echo "make experiments   every full run behind docs/experiments.md; an hour or more"
+	@echo "make docs          docs/ as far as it follows from the code and from kept results"
 	@echo "make clean         build products and caches, not the virtual environment"
 
 setup: $(VENV)/.installed
@@ -54,6 +57,13 @@ fix: setup
 
 bench: setup
 	$(BIN)/python -m dilaserve_bench.throughput
+
+# What was measured is kept: after an interruption the same word goes on.
+experiments: setup
+	for name in $(EXPERIMENTS); do \
+		$(BIN)/dilaserve experiment $$name --out bench/results/$$name.json || exit 1; \
+	done
+	$(BIN)/python docs/build.py
 
 docs: setup
 	$(BIN)/python docs/build.py

@@ -1,6 +1,6 @@
-"""Writes docs/reference.md and docs/lifecycle.md from the registries in the code (`make docs`).
+"""Writes what of docs/ follows from the code and from kept results (`make docs`).
 
-`build()` is what the tests compare with the files, so neither can go stale.
+`build()` is what the tests compare with the files, so none can go stale.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from reference import reference
+from results import draw_all, filled_in
 from tables import mermaid
 
 import dilaserve.lifecycle as request_lifecycle
@@ -22,6 +23,7 @@ def build() -> dict[Path, str]:
     return {
         DOCS / "reference.md": GENERATED + reference(),
         DOCS / "lifecycle.md": GENERATED + lifecycle(),
+        DOCS / "experiments.md": filled_in((DOCS / "experiments.md").read_text()),
     }
 
 
@@ -48,9 +50,10 @@ def lifecycle() -> str:
 
 
 def main() -> None:
-    """Write the files."""
+    """Write the files, and draw the plots."""
     for path, text in build().items():
         path.write_text(text)
+    draw_all(DOCS / "plots")
 
 
 if __name__ == "__main__":

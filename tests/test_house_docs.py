@@ -25,7 +25,7 @@ def built() -> dict[Path, str]:
     return {Path(path): text for path, text in namespace["build"]().items()}
 
 
-@pytest.mark.parametrize("name", ["reference.md", "lifecycle.md"])
+@pytest.mark.parametrize("name", ["reference.md", "lifecycle.md", "experiments.md"])
 def test_generated_document_is_current(built: dict[Path, str], name: str) -> None:
     path = ROOT / "docs" / name
     assert path.read_text() == built[path], "run `make docs`"
