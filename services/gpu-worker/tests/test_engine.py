@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,7 +14,9 @@ from torch import Tensor
 from dilaserve.errors import InvalidRequestError
 from dilaserve.messages import CacheMode
 from dilaserve.store.records import MASKED, DecodingSpec
+from dilaserve_gpu_worker.engine import runner
 from dilaserve_gpu_worker.engine.engine import Engine, Plan
+from dilaserve_gpu_worker.engine.sequence import Floats, Row
 from dilaserve_gpu_worker.engine.types import (
     BatchOutput,
     Credit,
@@ -80,9 +83,9 @@ def run_with(engine: Engine, decide: Decide) -> list[StepOutput]:
     """Like `run`, with logits that a test writes: rows are the candidates in order."""
     steps = []
     while (plan := engine.plan()) is not None:
-        logits = engine.forward(plan)
-        decide(plan, logits)
-        steps += engine.unmask(plan, logits).steps
+        scores = engine.forward(plan)
+        decide(plan, scores.logits_MV)
+        steps += engine.unmask(plan, scores).steps
     return steps
 
 
@@ -153,45 +156,6 @@ def test_credit_ends_at_a_step(model: LLaDA) -> None:
     assert [step.step for step in run(engine)] == [1, 2, 3]
     engine.set_credit("r", Credit(1.0, FAR, until_step=3))
     assert not engine.has_work()
-
-
-def test_rows_that_recompute_are_put_off_beyond_their_limit(model: LLaDA) -> None:
-    """Three requests of 21 tokens. With 25, one starts its block in a pass, and those that have
-    run from the cache beside it; whoever was put off comes first."""
-    alone, together = new_engine(model), new_engine(model)
-    names = ["a", "b", "c"]
-    for engine in (alone, together):
-        for name in names:
-            engine.add(request(name, threshold=1.0))
-    together.limit_recomputes(25)
-    rows = []
-    while (plan := together.plan()) is not None:
-        rows.append([(row.sequence.request_id, row.kind) for row in plan.rows])
-        together.unmask(plan, together.forward(plan))
-    assert [sorted(row) for row in rows[:4]] == [
-        [("a", "recompute")],
-        [("a", "cache"), ("b", "recompute")],
-        [("a", "cache"), ("b", "cache"), ("c", "recompute")],
-        [("a", "cache"), ("b", "cache"), ("c", "cache")],
-    ]
-    assert all(sum(kind == "recompute" for _, kind in row) <= 1 for row in rows)
-    run(alone)
-    assert [alone.canvas(name) for name in names] == [together.canvas(name) for name in names]
-
-
-def test_a_row_above_the_limit_has_its_turn(model: LLaDA) -> None:
-    engine = new_engine(model)
-    engine.add(request("a"))
-    engine.add(request("long", n_prompt=60))
-    engine.limit_recomputes(0)
-    steps = run(engine)
-    assert {step.request_id for step in steps if step.finish_reason} == {"a", "long"}
-    engine.add(request("b"))
-    engine.add(request("c"))
-    engine.limit_recomputes(None)
-    plan = engine.plan()
-    assert plan is not None
-    assert len(plan.rows) == 2
 
 
 def test_no_rebuild_without_credit(model: LLaDA) -> None:
@@ -285,33 +249,83 @@ def test_a_request_restored_after_its_end_does_not_run(model: LLaDA) -> None:
 # --- statistics ----------------------------------------------------------------------------------
 
 
-def test_statistics_keep_the_confidence_of_the_last_step_that_computed_a_position(
-    model: LLaDA,
+@pytest.mark.parametrize("cache_mode", ["none", "prefix", "dual"])
+def test_statistics_are_of_all_output_positions(model: LLaDA, cache_mode: CacheMode) -> None:
+    """A recompute step looks at every masked position, a cache step at those of its block; what is
+    committed keeps its confidence."""
+    engine = new_engine(model, cache_mode=cache_mode)
+    engine.add(request(n_output=21, quota=3))
+    known = np.zeros(21)
+    while (plan := engine.plan()) is not None:
+        [row] = plan.rows
+        masked = [i for i, token in enumerate(engine.canvas("r")) if token == MASKED]
+        if row.kind == "cache":
+            masked = [position for position in masked if position // 8 == row.block]
+        known[masked] = confidences_of(model, engine, row)[masked]
+        assert (known > 0).all()
+        [step] = engine.unmask(plan, engine.forward(plan)).steps
+        got = [step.stats.min, step.stats.q25, step.stats.median, step.stats.q75, step.stats.mean]
+        expected = [*np.quantile(known, [0, 0.25, 0.5, 0.75]), known.mean()]
+        assert got == pytest.approx(expected, rel=1e-5)
+
+
+def confidences_of(model: LLaDA, engine: Engine, row: Row) -> Floats:
+    """Per canvas position, in fp64, by the engine's own forward pass over the row with all the
+    positions that it computes as candidates; 0 for the others."""
+    computed = np.arange(row.start, row.start + len(row.tokens)) - row.sequence.n_prompt
+    computed = computed[computed >= 0]
+    looking = replace(row, candidates=computed, outlook=computed[:0])
+    logits = engine.forward(Plan([looking], 0.0)).logits_MV[: len(computed)].double()
+    probabilities = logits.softmax(-1)
+    probabilities[:, model.config.mask_id] = 0
+    confidences = np.zeros(21)
+    confidences[computed] = probabilities.amax(-1).numpy()
+    return confidences
+
+
+@pytest.mark.parametrize("cache_mode", ["none", "prefix", "dual"])
+def test_statistics_after_a_move_are_those_of_the_undisturbed_run(
+    model: LLaDA, cache_mode: CacheMode
 ) -> None:
-    engine = new_engine(model)
-    engine.add(request(n_output=4, block_length=2, quota=1))
-    confidences: dict[int, float] = {}
+    """From every step on, the rebuild included: it looks at the later blocks, too."""
+    undisturbed = run(held_by_new_engine(model, cache_mode, request(n_output=28)))
+    assert len({step.stats for step in undisturbed}) == len(undisturbed) > 10
+    canvas, confidences = [MASKED] * 28, [0.0] * 28
+    for number, step in enumerate(undisturbed[:-1], start=1):
+        for position, token, confidence in zip(
+            step.positions, step.tokens, step.confidences, strict=True
+        ):
+            canvas[position], confidences[position] = token, confidence
+        moved = replace(
+            request(n_output=28), step=number, canvas=list(canvas), confidences=list(confidences)
+        )
+        rest = run(held_by_new_engine(model, cache_mode, moved))
+        assert [step.stats for step in rest] == [step.stats for step in undisturbed[number:]]
 
-    def record(plan: Plan, logits: Tensor) -> None:
-        for row in plan.rows:
-            for index, position in enumerate(row.candidates.tolist()):
-                probabilities = logits[index].double().softmax(-1)
-                probabilities[model.config.mask_id] = 0
-                confidences[position] = probabilities.max().item()
 
-    for n_computed in (2, 2, 4, 4):
-        plan = engine.plan()
-        assert plan is not None
-        logits = engine.forward(plan)
-        record(plan, logits)
-        [step] = engine.unmask(plan, logits).steps
-        values = torch.tensor([confidences.get(p, 0.0) for p in range(4)], dtype=torch.float64)
-        assert len(confidences) == n_computed
-        assert step.stats.min == pytest.approx(values.min().item(), rel=1e-6)
-        assert step.stats.mean == pytest.approx(values.mean().item(), rel=1e-6)
-        quartiles = values.quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)).tolist()
-        got = [step.stats.q25, step.stats.median, step.stats.q75]
-        assert got == pytest.approx(quartiles, rel=1e-6)
+def held_by_new_engine(model: LLaDA, cache_mode: CacheMode, held: EngineRequest) -> Engine:
+    engine = new_engine(model, cache_mode=cache_mode)
+    engine.add(held)
+    return engine
+
+
+def test_a_large_vocabulary_is_looked_at_in_parts(
+    model: LLaDA, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(held_by_new_engine(model, "dual", request(n_output=200)))
+    monkeypatch.setattr(runner, "_OUTLOOK_ELEMENTS", 1000)
+    assert run(held_by_new_engine(model, "dual", request(n_output=200))) == whole
+
+
+def test_nan_in_later_blocks_is_told(model: LLaDA) -> None:
+    engine = held_by_new_engine(model, "dual", request())
+    plan = engine.plan()
+    assert plan is not None
+    scores = engine.forward(plan)
+    with torch.inference_mode():
+        scores.outlook_K[3] = float("nan")
+    with pytest.raises(FloatingPointError, match="NaN"):
+        engine.unmask(plan, scores)
 
 
 # --- room ----------------------------------------------------------------------------------------
@@ -429,6 +443,7 @@ def test_holding_and_forgetting(model: LLaDA) -> None:
         ({"prompt": [-1]}, "prompt", "token -1"),
         ({"canvas": [MASKED] * 3}, "canvas", "3 positions, n_output is 16"),
         ({"quota": 0}, "quota", "below 1"),
+        ({"confidences": [0.5]}, "confidences", "1 confidences for 16 canvas positions"),
     ],
 )
 def test_malformed_requests_are_refused(

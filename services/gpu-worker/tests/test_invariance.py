@@ -1,4 +1,5 @@
-"""Whatever shares its batches, a request gets just what it gets alone: tokens, confidences."""
+"""Whatever shares its batches, a request gets just what it gets alone: tokens, confidences and
+their statistics."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dilaserve.messages import CacheMode
+from dilaserve.messages import CacheMode, ConfidenceStats
 from dilaserve.store.records import MASKED, DecodingSpec
 from dilaserve_gpu_worker.engine.alone import engine_for_one
 from dilaserve_gpu_worker.engine.engine import Engine
@@ -16,7 +17,7 @@ from dilaserve_gpu_worker.engine.types import Credit, EngineRequest, StepOutput
 from dilaserve_gpu_worker.models.llada import LLaDA
 
 FAR = 10**6
-Course = list[tuple[int, str, list[int], list[int], list[float]]]
+Course = list[tuple[int, str, list[int], list[int], list[float], ConfidenceStats]]
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,7 @@ def _run_together(engine: Engine, arrivals: list[Arrival]) -> dict[str, Course]:
                     arrival.request,
                     step=engine.step_of(request_id),
                     canvas=engine.canvas(request_id),
+                    confidences=_confidences(courses[request_id], arrival.request.spec.n_output),
                 )
                 engine.remove(request_id)
         output = engine.step()
@@ -133,6 +135,12 @@ def _run_together(engine: Engine, arrivals: list[Arrival]) -> dict[str, Course]:
             courses[step.request_id].append(_trace(step))
         n_passes += 1
     return courses
+
+
+def _confidences(course: Course, n_output: int) -> list[float]:
+    """What a store knows of the tokens that are committed."""
+    known = {p: c for step in course for p, c in zip(step[2], step[4], strict=True)}
+    return [known.get(position, 0.0) for position in range(n_output)]
 
 
 def _run_alone(model: LLaDA, cache_mode: CacheMode, request: EngineRequest) -> Course:
@@ -145,5 +153,5 @@ def _run_alone(model: LLaDA, cache_mode: CacheMode, request: EngineRequest) -> C
     return course
 
 
-def _trace(step: StepOutput) -> tuple[int, str, list[int], list[int], list[float]]:
-    return step.step, step.kind, step.positions, step.tokens, step.confidences
+def _trace(step: StepOutput) -> tuple[int, str, list[int], list[int], list[float], ConfidenceStats]:
+    return step.step, step.kind, step.positions, step.tokens, step.confidences, step.stats

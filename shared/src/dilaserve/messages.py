@@ -172,7 +172,12 @@ class StopCommand(Message, frozen=True, tag="stop_command"):
 
 
 class ConfidenceStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of the output positions' confidences (from the last step that computed each)."""
+    """Statistics over all output positions of a request, in every cache mode. The confidence of a
+    position: that with which it was committed; else the softmax probability of its most likely
+    token, from the last recompute step for positions behind the block, from the last step for
+    those of the block. It does not depend on which instances ran the steps; where the store has
+    lost the confidence of a committed token, 0 stands for it.
+    """
 
     min: float
     q25: float

@@ -7,7 +7,7 @@ forgets the canvas of a request that has ended. It never loses a write.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dilaserve.lifecycle import Event, State, advance, is_terminal
@@ -29,6 +29,7 @@ __all__ = ["EndedRecord", "TwinStore"]
 class _Record:
     request: NewRequest
     canvas: list[int]
+    confidences: dict[int, float] = field(default_factory=dict)
     state: State = "new"
     epoch: int = 0
     term: int = 0
@@ -150,6 +151,7 @@ class TwinStore:
                 return "fenced"
         for position, token in zip(step.positions, step.tokens, strict=True):
             canvas[position] = token
+        record.confidences.update(zip(step.positions, step.confidences, strict=True))
         record.step = step.step
         if step.finish_reason is not None:
             record.finish_reason = step.finish_reason
@@ -162,11 +164,17 @@ class TwinStore:
         """See Store.load; the canvas of a request that has ended is empty."""
         return [_to_record(self._records.get(request_id)) for request_id in request_ids]
 
+    def confidences(self, request_id: str) -> dict[int, float]:
+        """With which the tokens of a request that is active were committed, by position; the
+        other store has them in its stream."""
+        record = self._records.get(request_id)
+        return {} if record is None else record.confidences
+
     def _end(self, record: _Record, event: Event) -> None:
         record.state = advance(record.state, event)
         request_id = record.request.request_id
         self._active.pop(request_id, None)
-        canvas, record.canvas = record.canvas, []
+        canvas, record.canvas, record.confidences = record.canvas, [], {}
         self._ended(EndedRecord(request_id, record.state, canvas))
 
 

@@ -19,10 +19,12 @@ from dilaserve.messages import (
     InstanceUp,
     Rejected,
     StepCommand,
+    StepItem,
     StepItemResult,
     StepResult,
     WorkerEvent,
 )
+from dilaserve.store.records import RequestRecord
 from dilaserve_bench.twin.engine import VirtualEngine, VirtualPlan
 from dilaserve_bench.twin.store import TwinStore
 from dilaserve_bench.twin.timeline import Timeline
@@ -143,11 +145,17 @@ class VirtualWorker:
             return
         items = list(self._holdings.wanted.values())
         records = self._store.load([item.request_id for item in items])
-        pairs = zip(items, records, strict=True)
-        rejected = [r for item, record in pairs if (r := self._holdings.take(item, record))]
+        rejected = [
+            refusal
+            for item, record in zip(items, records, strict=True)
+            if (refusal := self._take(item, record))
+        ]
         if rejected:
             self._refuse(rejected)
         self._begin_pass()
+
+    def _take(self, item: StepItem, record: RequestRecord | None) -> Rejected | None:
+        return self._holdings.take(item, record, self._store.confidences(item.request_id))
 
     def _refuse(self, rejected: list[Rejected]) -> None:
         result = StepResult(

@@ -6,7 +6,7 @@ Keeps the engine in agreement with commands and records. Knows no bus, no store 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -15,7 +15,7 @@ import msgspec
 from dilaserve.errors import InvalidRequestError
 from dilaserve.lifecycle import is_terminal
 from dilaserve.messages import CommitOutcome, Held, Rejected, Release, StepCommand, StepItem
-from dilaserve.store.records import MASKED, RequestRecord
+from dilaserve.store.records import LOST_CONFIDENCE, MASKED, RequestRecord
 from dilaserve_gpu_worker.engine.types import (
     Credit,
     EngineRequest,
@@ -43,10 +43,6 @@ class RequestEngine(Protocol):
         """Replace the credit of a held request."""
         ...
 
-    def limit_recomputes(self, n_tokens: int | None) -> None:
-        """Most tokens of the rows of a pass that compute their whole length; None: no limit."""
-        ...
-
     def remove(self, request_id: str) -> None:
         """Forget a request and free its KV."""
         ...
@@ -54,14 +50,15 @@ class RequestEngine(Protocol):
 
 @dataclass(slots=True)
 class Holding:
-    """A request that the engine holds. `step` and `canvas` are the committed ones: the engine's
-    may be a step ahead."""
+    """A request that the engine holds. `step`, `canvas` and `confidences` (with which its tokens
+    were committed, 0 elsewhere) are the committed ones: the engine's may be a step ahead."""
 
     request_id: str
     epoch: int
     gateway_id: str
     step: int
     canvas: list[int]
+    confidences: list[float]
     trace: RequestTrace
 
     def canvas_after(self, output: StepOutput) -> list[int]:
@@ -105,11 +102,13 @@ class Holdings:
             self._upsert(item)
         for release in command.releases:
             self._release(release)
-        self._engine.limit_recomputes(command.recompute_tokens)
 
-    def take(self, item: StepItem, record: RequestRecord | None) -> Rejected | None:
+    def take(
+        self, item: StepItem, record: RequestRecord | None, confidences: Mapping[int, float]
+    ) -> Rejected | None:
         """Decide about a wanted item by the record that the store has: hold it, go on with the
-        canvas that is held already, or refuse."""
+        canvas that is held already, or refuse. `confidences`: with which its stored tokens were
+        committed, by position, as far as they are known."""
         self.wanted.pop(item.request_id, None)
         if record is None:
             return self._refuse(item, "unknown", "no such record")
@@ -126,7 +125,7 @@ class Holdings:
             return _rejected(item, "unknown", f"the stored epoch is only {record.epoch}")
         if record.owner != self._instance_id:
             return self._refuse(item, "fenced", f"the stored owner is {record.owner!r}")
-        return self._hold(item, record)
+        return self._hold(item, record, confidences)
 
     def unanswered(self, outputs: Iterable[StepOutput]) -> list[Unanswered]:
         """The outputs of all requests still held; those of the others are dropped."""
@@ -138,6 +137,8 @@ class Holdings:
         holding.step = output.step
         for position, token in zip(output.positions, output.tokens, strict=True):
             holding.canvas[position] = token
+        for position, confidence in zip(output.positions, output.confidences, strict=True):
+            holding.confidences[position] = confidence
 
     def forget(self, holding: Holding, why: Ending) -> None:
         """Hold it no longer; the engine learns of it with the next `sweep`."""
@@ -199,7 +200,9 @@ class Holdings:
             self.forget(held, "rejected")
         return _rejected(item, reason, detail)
 
-    def _hold(self, item: StepItem, record: RequestRecord) -> Rejected | None:
+    def _hold(
+        self, item: StepItem, record: RequestRecord, known: Mapping[int, float]
+    ) -> Rejected | None:
         held = self._held.get(item.request_id)
         if held is not None and _continues(held, record):
             self._adopt(held, item)
@@ -210,8 +213,9 @@ class Holdings:
         fenced = self._fenced.pop(item.request_id, None)
         if fenced is not None and _continues(fenced, record):
             # The store may have lost its last second; what we committed, a client may have seen.
-            return self._add(item, record, fenced.step, fenced.canvas)
-        return self._add(item, record, record.step, record.canvas)
+            return self._add(item, record, fenced.step, fenced.canvas, fenced.confidences)
+        confidences = [known.get(i, LOST_CONFIDENCE) for i in range(len(record.canvas))]
+        return self._add(item, record, record.step, record.canvas, confidences)
 
     def _adopt(self, held: Holding, item: StepItem) -> None:
         held.trace.end("superseded", held.step)
@@ -220,7 +224,12 @@ class Holdings:
         self._engine.set_credit(item.request_id, _credit(item))
 
     def _add(
-        self, item: StepItem, record: RequestRecord, step: int, canvas: list[int]
+        self,
+        item: StepItem,
+        record: RequestRecord,
+        step: int,
+        canvas: list[int],
+        confidences: list[float],
     ) -> Rejected | None:
         request = EngineRequest(
             request_id=item.request_id,
@@ -229,6 +238,7 @@ class Holdings:
             step=step,
             canvas=list(canvas),
             credit=_credit(item),
+            confidences=list(confidences),
         )
         try:
             self._engine.add(request)
@@ -242,6 +252,7 @@ class Holdings:
             gateway_id=record.request.gateway_id,
             step=step,
             canvas=list(canvas),
+            confidences=list(confidences),
             trace=self._traces.begin(item, step),
         )
         return None

@@ -24,6 +24,7 @@ from dilaserve.messages import (
     decode_to_worker,
 )
 from dilaserve.store import Store
+from dilaserve.store.records import RequestRecord
 from dilaserve.telemetry import Telemetry
 from dilaserve_gpu_worker.commits import Committer
 from dilaserve_gpu_worker.engine.types import BatchOutput
@@ -150,15 +151,18 @@ class WorkerService(Generic[PlanT, LogitsT]):
             # Only after the answer is it known which canvas is the committed one.
             await self._settled()
         items = list(wanted.values())
-        records = await until_answered(
-            lambda: self._store.load([item.request_id for item in items]),
+        loaded = await until_answered(
+            lambda: _load_requests(self._store, [item.request_id for item in items]),
             what=f"load of {len(items)} requests",
             give_up=self._give_up,
         )
-        if records is None:
+        if loaded is None:
             return
-        pairs = zip(items, records, strict=True)
-        rejected = [r for item, record in pairs if (r := self._holdings.take(item, record))]
+        rejected = [
+            refusal
+            for item, (record, confidences) in zip(items, loaded, strict=True)
+            if (refusal := self._holdings.take(item, record, confidences))
+        ]
         if rejected:
             await self._reports.rejected(self._batch, rejected)
 
@@ -244,3 +248,24 @@ class WorkerService(Generic[PlanT, LogitsT]):
                 "host": self._info.host,
             },
         )
+
+
+async def _load_requests(
+    store: Store, request_ids: Sequence[str]
+) -> list[tuple[RequestRecord | None, dict[int, float]]]:
+    """Records in the order asked, each with the confidences of its tokens by position."""
+    records = await store.load(request_ids)
+    confidences = await asyncio.gather(*[_confidences(store, record) for record in records])
+    return list(zip(records, confidences, strict=True))
+
+
+async def _confidences(store: Store, record: RequestRecord | None) -> dict[int, float]:
+    if record is None or record.step == 0:
+        return {}
+    deltas = await store.deltas(record.request.request_id)
+    return {
+        position: confidence
+        for delta in deltas
+        if delta.step <= record.step
+        for position, confidence in zip(delta.positions, delta.confidences, strict=False)
+    }

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from dilaserve import subjects
-from dilaserve.messages import Release, StepItem
+from dilaserve.messages import ConfidenceStats, Release, StepItem
+from dilaserve.store.records import Commit
+
+STATS = ConfidenceStats(min=0.1, q25=0.2, median=0.3, mean=0.4, q75=0.5)
 
 
 def item(request_id: str, **of) -> StepItem:
@@ -21,16 +26,6 @@ async def test_a_worker_that_hears_nothing_stops_at_the_end_of_its_credit(rig):
     assert rig.held() == {"r": (1, 8)}
     await rig.credit("r", until_block=2)
     await rig.until(lambda: rig.steps("r") == list(range(1, 13)))
-
-
-async def test_the_limit_of_recomputes_is_that_of_the_last_command(rig):
-    await rig.new("r")
-    await rig.command(item("r", until_step=1), recompute_tokens=40)
-    await rig.until(lambda: rig.steps("r") == [1])
-    assert rig.engine.recompute_tokens == 40
-    await rig.command(item("r", until_step=2))
-    await rig.until(lambda: rig.steps("r") == [1, 2])
-    assert rig.engine.recompute_tokens is None
 
 
 async def test_stale_commands_are_ignored(rig):
@@ -177,6 +172,7 @@ async def test_a_fenced_request_that_comes_back_keeps_what_clients_have_seen(rig
     await rig.credit("r", epoch=2, threshold=0.5)
     await rig.until(lambda: len(rig.steps("r")) == 8)
     assert (await rig.record("r")).canvas == [90_000, 90_001, 90_002, *range(50_003, 50_008)]
+    assert rig.engine.added[1].confidences == [0.9] * 3 + [0.0] * 5
 
 
 async def test_a_new_epoch_reloads_what_another_worker_did(rig):
@@ -191,6 +187,38 @@ async def test_a_new_epoch_reloads_what_another_worker_did(rig):
     await rig.until(lambda: rig.steps("r") == [1, 3, 4])
     assert (await rig.record("r")).canvas == [90_000, 777, 90_002, 90_003]
     assert [request.step for request in rig.engine.added] == [0, 2]
+    assert rig.engine.added[1].confidences == [0.9, 0.8, 0.0, 0.0]
+
+
+async def test_a_damaged_stream_costs_its_confidences_and_nothing_else(rig):
+    """As a new owner finds it: a position outside the canvas, and one confidence too few."""
+    await rig.new("r", owner="worker-ffff")
+    first = Commit(
+        request_id="r",
+        epoch=1,
+        step=1,
+        block=0,
+        kind="recompute",
+        threshold=0.9,
+        worker="worker-ffff",
+        latency_ms=1.0,
+        positions=[0, 1],
+        tokens=[7, 8],
+        confidences=[0.8, 0.7],
+        stats=STATS,
+    )
+    await rig.store.commit([first])
+    stream = await rig.store.deltas("r")
+    damaged = msgspec.structs.replace(stream[0], positions=[0, 99, 1], confidences=[0.6, 0.5])
+
+    async def deltas(request_id, *, after_step=0):
+        return [damaged]
+
+    rig.store.deltas = deltas
+    await rig.store.reassign("r", term=1, owner=rig.instance_id, expected_epoch=1)
+    await rig.credit("r", epoch=2)
+    await rig.until(lambda: rig.engine.added)
+    assert rig.engine.added[0].confidences == [0.6, 0.0, 0.0, 0.0]
 
 
 async def test_a_new_epoch_is_read_only_after_the_commit_in_flight(rig):
@@ -268,17 +296,13 @@ async def test_malformed_messages_are_counted_and_dropped(rig):
 
 def other_step(commit, *, epoch: int, step: int, position: int):
     """A commit of another worker."""
-    return type(commit)(
-        request_id=commit.request_id,
+    return msgspec.structs.replace(
+        commit,
         epoch=epoch,
         step=step,
-        block=0,
         kind="cache",
-        threshold=0.9,
         worker="worker-ffff",
-        latency_ms=1.0,
         positions=[position],
         tokens=[777],
-        confidences=[0.9],
-        stats=commit.stats,
+        confidences=[0.8],
     )

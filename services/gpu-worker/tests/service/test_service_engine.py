@@ -75,6 +75,32 @@ async def test_the_text_is_that_of_the_bare_engine(make_rig, make_engine):
     assert rig.heartbeats[-1].n_free_kv_tokens in (4096, 0)
 
 
+async def test_a_move_in_the_middle_of_a_block_changes_no_statistic(make_rig, make_engine):
+    """The new worker has the confidences of what is committed from the request's stream."""
+    prompt, spec = REQUESTS["greedy"]
+    undisturbed = await make_rig(instance_id="calm-0001", engine=make_engine())
+    await undisturbed.new("r", prompt=prompt, spec=spec)
+    await undisturbed.credit("r", threshold=THRESHOLD)
+    await undisturbed.until(lambda: undisturbed.deltas and undisturbed.deltas[-1].finish_reason)
+    broker = MemoryBroker()
+    one = await make_rig(instance_id="one-0001", broker=broker, engine=make_engine())
+    two = await make_rig(
+        instance_id="two-0002", broker=broker, store=one.store, engine=make_engine()
+    )
+    await one.new("r", prompt=prompt, spec=spec)
+    for epoch, step in enumerate([2, 3, 5, 9, None], start=1):
+        rig = (two, one)[epoch % 2]
+        await rig.credit("r", epoch=epoch, threshold=THRESHOLD, until_step=step)
+        if step is not None:
+            await one.until(lambda last=step: last in one.steps("r"))
+            target = (one, two)[epoch % 2].instance_id
+            await one.store.reassign("r", term=1, owner=target, expected_epoch=epoch)
+    await one.until(lambda: one.deltas[-1].finish_reason)
+    stats = {item.step: item.confidence for item in one.items + two.items}
+    assert stats == {item.step: item.confidence for item in undisturbed.items}
+    assert len(stats) > 9
+
+
 @pytest.mark.parametrize("seed", range(6))
 async def test_moves_losses_and_outages_change_no_text(make_rig, model, seed):
     """Two workers, and a scheduler that loses messages, moves requests at any moment and sees the

@@ -36,6 +36,8 @@ class Batch:
     runs: list[Run]
     logit_rows_M: Ints
     """Flat indices whose logits are wanted, row by row, then padding."""
+    outlook_rows_K: Ints
+    """Flat indices of which only the confidence is wanted, row by row, then padding."""
 
 
 def build_batch(rows: Sequence[Row]) -> Batch:
@@ -43,11 +45,11 @@ def build_batch(rows: Sequence[Row]) -> Batch:
     lengths = np.array([len(row.tokens) for row in rows])
     starts = np.concatenate([[0], np.cumsum(lengths)])
     positions = [np.arange(row.start, row.start + len(row.tokens)) for row in rows]
-    wanted = [
-        first + row.sequence.n_prompt + row.candidates - row.start
-        for first, row in zip(starts, rows, strict=False)
+    canvas_starts = [
+        first + row.sequence.n_prompt - row.start for first, row in zip(starts, rows, strict=False)
     ]
-    logit_rows = np.concatenate(wanted)
+    outlook = [at + row.outlook for at, row in zip(canvas_starts, rows, strict=True)]
+    wanted = [at + row.candidates for at, row in zip(canvas_starts, rows, strict=True)]
     return Batch(
         tokens_T=_pad(np.concatenate([row.tokens for row in rows])),
         positions_T=_pad(np.concatenate(positions)),
@@ -55,7 +57,8 @@ def build_batch(rows: Sequence[Row]) -> Batch:
         write_slots=_join(row.slots[row.start : row.start + len(row.tokens)] for row in rows),
         key_slots=_join(row.slots for row in rows if not row.is_full),
         runs=_runs(rows),
-        logit_rows_M=_pad(logit_rows) if len(logit_rows) else logit_rows,
+        logit_rows_M=_pad(_join(wanted)),
+        outlook_rows_K=_pad(_join(outlook)),
     )
 
 
@@ -65,7 +68,8 @@ def shape_of(row: Row) -> tuple[int, int]:
 
 
 def _pad(values: Ints) -> Ints:
-    """Zeros up to a multiple of MIN_ROWS: token 0 at position 0, which nothing attends to."""
+    """Zeros up to a multiple of MIN_ROWS: token 0 at position 0, which nothing attends to.
+    Nothing stays nothing."""
     return np.pad(values, (0, -len(values) % MIN_ROWS))
 
 

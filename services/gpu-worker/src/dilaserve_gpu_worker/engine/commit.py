@@ -11,9 +11,22 @@ from dilaserve.messages import ConfidenceStats, StepKind
 from dilaserve_gpu_worker.engine.confidence import confidence_stats
 from dilaserve_gpu_worker.engine.sequence import Floats, Ints, Row
 from dilaserve_gpu_worker.engine.types import StepOutput
-from dilaserve_gpu_worker.engine.unmask import Bools, Candidates, choose, select
+from dilaserve_gpu_worker.engine.unmask import Bools, Candidates, check_finite, choose, select
 
 _SEED_BITS = (1 << 64) - 1
+
+
+def note_outlook(rows: Sequence[Row], outlook_K: Tensor) -> None:
+    """Keep the confidences of the positions that the rows only look at, row by row."""
+    if not len(outlook_K):
+        return
+    confidences = outlook_K.double().cpu().numpy()
+    start = 0
+    for row in rows:
+        end = start + len(row.outlook)
+        row.sequence.confidences[row.outlook] = confidences[start:end]
+        start = end
+    check_finite(confidences[:start])
 
 
 def commit_rows(rows: Sequence[Row], logits_MV: Tensor, mask_id: int) -> list[StepOutput]:

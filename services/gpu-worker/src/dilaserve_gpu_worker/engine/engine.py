@@ -9,13 +9,10 @@ import time
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from dilaserve.messages import CacheMode
 from dilaserve_gpu_worker.attention import attention_backend
 from dilaserve_gpu_worker.engine.batch import build_batch, shape_of
-from dilaserve_gpu_worker.engine.budget import PassBudget
-from dilaserve_gpu_worker.engine.commit import commit_rows
+from dilaserve_gpu_worker.engine.commit import commit_rows, note_outlook
 from dilaserve_gpu_worker.engine.kv_pool import (
     PAGE_TOKENS,
     KVPool,
@@ -23,7 +20,7 @@ from dilaserve_gpu_worker.engine.kv_pool import (
     n_pages_for,
     slots_of,
 )
-from dilaserve_gpu_worker.engine.runner import Runner
+from dilaserve_gpu_worker.engine.runner import Runner, Scores
 from dilaserve_gpu_worker.engine.sequence import Row, Sequence
 from dilaserve_gpu_worker.engine.types import BatchOutput, Credit, EngineRequest
 from dilaserve_gpu_worker.engine.validate import check_fits, check_request
@@ -76,10 +73,9 @@ class Engine:
             if cache_mode != "none"
             else None
         )
-        self._runner = Runner(model, pool, attention_backend(attention))
+        self._runner = Runner(model, pool, attention_backend(attention), mask_id=self._mask_id)
         self._sequences: dict[str, Sequence] = {}
         self._n_passes = 0
-        self._n_full_tokens: int | None = None
 
     # --- between passes -------------------------------------------------------------------------
 
@@ -106,11 +102,6 @@ class Engine:
     def set_credit(self, request_id: str, credit: Credit) -> None:
         """Replace the credit of a request that is held."""
         self._sequences[request_id].credit = credit
-
-    def limit_recomputes(self, n_tokens: int | None) -> None:
-        """Most tokens of the rows of a pass that compute their whole length; one such row always
-        may run. None: no limit but that of the pass."""
-        self._n_full_tokens = n_tokens
 
     def remove(self, request_id: str) -> None:
         """Forget a request and free its pages; nothing happens when it is not held."""
@@ -152,26 +143,29 @@ class Engine:
         """Choose the rows of the next pass, within the token budget, least recently run first."""
         started_s = self._counter()
         rows: list[Row] = []
-        budget = PassBudget(self._max_batch_tokens, self._n_full_tokens)
+        n_left = self._max_batch_tokens
         for sequence in self._ready():
             row = sequence.next_row(self._cache_mode)
-            if budget.take(row.kind, len(row.tokens)):
+            if len(row.tokens) <= n_left:
                 self._take_pages(sequence)
                 rows.append(row)
+                n_left -= len(row.tokens)
         return Plan(sorted(rows, key=shape_of), started_s) if rows else None
 
-    def forward(self, plan: Plan) -> Tensor:
-        """Logits of the masked positions of the rows' blocks; fills the KV pool."""
+    def forward(self, plan: Plan) -> Scores:
+        """Logits of the masked positions of the rows' blocks, and how confident the model is of
+        later blocks; fills the KV pool."""
         return self._runner.forward(build_batch(plan.rows))
 
-    def unmask(self, plan: Plan, logits: Tensor) -> BatchOutput:
+    def unmask(self, plan: Plan, scores: Scores) -> BatchOutput:
         """Commit to the canvases what the logits decide, and report it."""
         self._n_passes += 1
         for row in plan.rows:
             row.sequence.last_pass = self._n_passes
             row.sequence.cached_block = row.block
+        note_outlook(plan.rows, scores.outlook_K)
         rows = [row for row in plan.rows if row.kind != "rebuild"]
-        steps = commit_rows(rows, logits, self._mask_id) if rows else []
+        steps = commit_rows(rows, scores.logits_MV, self._mask_id) if rows else []
         for row in rows:
             if row.sequence.finish_reason is not None:
                 self._free_pages(row.sequence)

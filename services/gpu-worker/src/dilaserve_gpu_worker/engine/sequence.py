@@ -34,6 +34,9 @@ class Row:
     block: int
     candidates: Ints
     """Masked canvas positions of the block, ascending, whose logits are wanted."""
+    outlook: Ints
+    """Masked canvas positions of later blocks, ascending, of which only the confidence is wanted;
+    none in a cache step."""
     threshold: float
 
     @property
@@ -64,8 +67,9 @@ class Sequence:
         self.n_prompt = len(request.prompt)
         self.step = request.step
         self.is_masked: npt.NDArray[np.bool_] = canvas == MASKED
-        self.confidences: Floats = np.zeros(len(canvas))
-        """Per canvas position, from the last step that computed its logits; 0 if none did."""
+        self.confidences: Floats = np.array(request.confidences or [0.0] * len(canvas))
+        """Per canvas position: committed with, or else of the last pass that computed its logits;
+        0 if none did."""
         self.pages: list[int] = []
         self.slots: Ints = np.empty(0, np.int64)
         """Pool slot per position, while it owns pages."""
@@ -124,11 +128,16 @@ class Sequence:
             start = self.n_prompt + block.start
             stop = self.n_prompt + block.stop if cache_mode == "dual" else self.n_tokens
         tokens = self._tokens[start:stop].copy()
-        candidates = block.start + np.flatnonzero(self.is_masked[block])
+        masked = np.flatnonzero(self.is_masked)
+        candidates, outlook = masked[masked < block.stop], masked[masked >= block.stop]
         if kind == "rebuild":
             tokens[self.n_prompt + block.start : self.n_prompt + block.stop] = self._mask_id
             candidates = candidates[:0]
-        return Row(self, kind, start, tokens, self.block, candidates, self.credit.threshold)
+        if kind == "cache":
+            outlook = outlook[:0]
+        return Row(
+            self, kind, start, tokens, self.block, candidates, outlook, self.credit.threshold
+        )
 
     def n_block_masked(self, block: int) -> int:
         """Positions of `block` still masked."""

@@ -39,6 +39,9 @@ class EngineRequest:
     credit: Credit
     quota: int | None = None
     """Reference decoding: unmask exactly this many tokens a step instead of by threshold."""
+    confidences: list[float] | None = None
+    """Per canvas position, the confidence with which it was committed, for the statistics of
+    steps to come; 0 where masked or not known. None: none is known."""
 
 
 @dataclass(frozen=True, slots=True)

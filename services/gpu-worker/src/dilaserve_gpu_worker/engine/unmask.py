@@ -54,12 +54,28 @@ def choose(logits_MV: Tensor, mask_id: int, candidates: Candidates) -> tuple[Int
     chosen_2M = torch.stack((tokens_M.double(), own_M / (own_M + others_M))).cpu().numpy()
     n = len(candidates.request_N)
     confidences = chosen_2M[1, :n]
+    check_finite(confidences)
+    return chosen_2M[0, :n].astype(np.int64), confidences
+
+
+@torch.inference_mode()
+def best_confidence(logits_KV: Tensor, mask_id: int) -> Tensor:
+    """Softmax probability of each row's most likely token but the mask token, in fp32.
+
+    Good for statistics: near 1 it is not as fine as the confidence of `choose`.
+    """
+    probabilities_KV = logits_KV.softmax(dim=-1)
+    probabilities_KV[:, mask_id] = 0.0
+    return probabilities_KV.amax(dim=-1)
+
+
+def check_finite(confidences: Floats) -> None:
+    """Raises FloatingPointError when the model computed NaN."""
     if np.isnan(confidences).any():
         raise FloatingPointError(
             "the model's logits hold NaN: its weights are damaged, or its activations overflow; "
             "download the folder again, or set DILASERVE_DTYPE=float32"
         )
-    return chosen_2M[0, :n].astype(np.int64), confidences
 
 
 def select(

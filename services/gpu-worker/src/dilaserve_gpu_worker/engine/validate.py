@@ -15,6 +15,12 @@ def check_request(request: EngineRequest, config: ModelConfig) -> None:
     _check_tokens("prompt", request.prompt, 0, config.vocab_size)
     _check_tokens("canvas", request.canvas, MASKED, config.vocab_size)
     _check_spec(request)
+    if request.confidences is not None and len(request.confidences) != len(request.canvas):
+        raise InvalidRequestError(
+            f"{len(request.confidences)} confidences for {len(request.canvas)} canvas positions; "
+            "give one for each",
+            param="confidences",
+        )
     if request.quota is not None and request.quota < 1:
         raise InvalidRequestError(f"quota {request.quota} is below 1; use 1", param="quota")
 
