@@ -130,17 +130,23 @@ def _measured(
     instances: str = "16xtp1",
 ) -> list[Row]:
     """A row for each variant and rate, under the variant's name."""
-    bench, overhead = Gsm8k(session), overhead_of(session)
-    rows = []
-    for name, parts in variants.items():
-        for rate in rates:
-            point = Point(
-                policy=policy, rate=rate, overhead=overhead, parts=dict(parts), instances=instances
+    overhead = overhead_of(session)
+    return Gsm8k(session).rows(
+        [
+            (
+                Point(
+                    policy=policy,
+                    rate=rate,
+                    overhead=overhead,
+                    parts=dict(parts),
+                    instances=instances,
+                ),
+                name,
             )
-            row = bench.row(point, name)
-            if row is not None:
-                rows.append(row)
-    return rows
+            for name, parts in variants.items()
+            for rate in rates
+        ]
+    )
 
 
 def _document(session: Session, name: str, rows: list[Row], *, published: object) -> Document[Row]:

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from dilaserve_bench.experiments.document import Document, Row
 from dilaserve_bench.experiments.experiment import Experiment, Session
 from dilaserve_bench.experiments.fitting import FITTED_OVERHEAD, crossing, overhead_of
-from dilaserve_bench.experiments.gsm8k import FIXED, Gsm8k, Point
+from dilaserve_bench.experiments.gsm8k import FIXED, Gsm8k, Point, Wanted
 from dilaserve_bench.experiments.page import Page, Table, number
 from dilaserve_bench.experiments.plots import colour, panels
 
@@ -46,7 +46,7 @@ def run(session: Session) -> Document[Row]:
     """Every policy at every rate."""
     bench, overhead = Gsm8k(session), overhead_of(session)
     policies = session.options.policies or POLICIES
-    rows = _rows(bench, _wanted(session.options.rates, policies, overhead))
+    rows = bench.rows(_wanted(session.options.rates, policies, overhead))
     return session.document("ahead", rows, n=bench.n_requests, found=_found(rows, overhead))
 
 
@@ -55,13 +55,14 @@ def run_overheads(session: Session) -> Document[Row]:
     bench = Gsm8k(session)
     overheads = (session.options.overhead,) if session.options.overhead else OVERHEADS
     policies = session.options.policies or tuple(KNEES)
-    wanted = [
-        (policy, rate, overhead)
-        for overhead in overheads
-        for policy in policies
-        for rate in session.options.rates or _scaled(KNEES.get(policy, RATES), overhead)
-    ]
-    rows = _rows(bench, wanted)
+    rows = bench.rows(
+        [
+            (Point(policy=policy, rate=rate, overhead=overhead), None)
+            for overhead in overheads
+            for policy in policies
+            for rate in session.options.rates or _scaled(KNEES.get(policy, RATES), overhead)
+        ]
+    )
     return session.document(
         "overhead",
         rows,
@@ -186,25 +187,14 @@ def _scaled(rates: Iterable[float], overhead: float) -> tuple[float, ...]:
     return tuple(round(rate * FITTED_OVERHEAD / overhead, 3) for rate in rates)
 
 
-def _wanted(
-    given: Sequence[float], policies: Sequence[str], overhead: float
-) -> list[tuple[str, float, float]]:
-    """(policy, rate, overhead), rate by rate."""
-    if given:
-        return [(policy, rate, overhead) for rate in given for policy in policies]
+def _wanted(given: Sequence[float], policies: Sequence[str], overhead: float) -> list[Wanted]:
+    """Rate by rate."""
+    usual = [(rate, rate) for rate in given] or zip(RATES, _scaled(RATES, overhead), strict=True)
     return [
-        (policy, rate, overhead)
-        for usual, rate in zip(RATES, _scaled(RATES, overhead), strict=True)
+        (Point(policy=policy, rate=rate, overhead=overhead), None)
+        for fitted_rate, rate in usual
         for policy in policies
-        if usual <= FADED.get(policy, usual)
-    ]
-
-
-def _rows(bench: Gsm8k, wanted: Iterable[tuple[str, float, float]]) -> list[Row]:
-    return [
-        row
-        for policy, rate, overhead in wanted
-        if (row := bench.row(Point(policy=policy, rate=rate, overhead=overhead))) is not None
+        if given or fitted_rate <= FADED.get(policy, fitted_rate)
     ]
 
 

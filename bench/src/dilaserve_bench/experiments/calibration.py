@@ -100,14 +100,15 @@ def _with_overhead(
 ) -> Document[Row]:
     curves = gsm8k_curves()
     policies = session.options.policies or usual
-    rows = []
+    rows: list[Row] = []
     if overhead is not None:
-        rows = [
-            row
-            for policy in policies
-            for rate, slo_s in _points(curves)
-            if (row := bench.row(_point(policy, rate, slo_s, overhead))) is not None
-        ]
+        rows = bench.rows(
+            [
+                (Point(policy=policy, rate=rate, slo_s=slo_s, overhead=overhead), None)
+                for policy in policies
+                for rate, slo_s in _points(curves)
+            ]
+        )
     crossed = {policy: _crossed_at(policy, rows, curves) for policy in policies}
     return session.document(
         name,
@@ -120,10 +121,6 @@ def _with_overhead(
             "crossed_at": crossed,
         },
     )
-
-
-def _point(policy: str, rate: float, slo_s: float, overhead: float) -> Point:
-    return Point(policy=policy, rate=rate, slo_s=slo_s, overhead=overhead)
 
 
 def _points(curves: PublishedCurves) -> list[tuple[float, float]]:

@@ -91,12 +91,12 @@ class Session:
         """What was measured before under this key, else what `measure` gives now, which is kept
         at once unless it is None (interrupted). After an interruption nothing new is measured.
         `key` says all that the value depends on, but the code."""
-        kept = self._ledger.find(key, kind)
-        if kept is not None or self.watch.is_stopped:
-            return kept
-        value = measure()
-        if value is not None:
-            self._ledger.keep(key, value)
+        value = self._ledger.find(key, kind)
+        if value is None and not self.watch.is_stopped:
+            value = measure()
+            if value is not None:
+                self._ledger.keep(key, value)
+        self.watch.reached()
         return value
 
     def document(

@@ -107,9 +107,11 @@ def run(session: Session) -> Document[SizeRow]:
     """All sizes with all policies."""
     bench, overhead, lengths = Gsm8k(session), overhead_of(session), Lengths()
     (usual, *_) = session.options.rates or (RATE,)
+    policies = session.options.policies or POLICIES
+    session.watch.expect(len(SIZES) * len(policies) * len(session.seeds))
     rows = []
     for size in SIZES:
-        for policy in session.options.policies or POLICIES:
+        for policy in policies:
             point = Point(
                 policy=policy,
                 rate=lengths.rate(size, usual),

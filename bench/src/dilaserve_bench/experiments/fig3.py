@@ -73,6 +73,7 @@ def run(session: Session) -> Document[TradeoffRow]:
         *((threshold, None) for threshold in THRESHOLDS),
         *((None, share) for share in SHARES),
     ]
+    session.watch.expect(len(wanted))
     rows = []
     for threshold, share in wanted:
         key = _Key(n_per_task, threshold, share)

@@ -75,8 +75,10 @@ def run(session: Session) -> Document[SharesRow]:
     overhead, n = overhead_of(session), session.size(N_REQUESTS, QUICK_REQUESTS)
     (rate, *_) = session.options.rates or (max(average_day().rates) / N_GPUS,)
     measure = _Measure(session)
+    policies = session.options.policies or POLICIES
+    session.watch.expect(len(policies) * len(session.seeds))
     rows = []
-    for policy in session.options.policies or POLICIES:
+    for policy in policies:
         keys = [
             _Key(policy=policy, rate=rate, overhead=overhead, n_requests=n, seed=seed)
             for seed in session.seeds

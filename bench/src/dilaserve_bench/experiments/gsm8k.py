@@ -5,7 +5,7 @@ Every policy gets the same arrivals and the same recorded step rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +33,7 @@ from dilaserve_bench.twin.workload import RequestClass, Workloads, poisson
 from dilaserve_scheduler.core.policy import Policy
 from dilaserve_scheduler.policies import POLICIES, PolicyOptions
 
-__all__ = ["FIXED", "N_PROMPT", "N_REQUESTS", "QUICK_REQUESTS", "SLO_S", "Gsm8k", "Point"]
+__all__ = ["FIXED", "N_PROMPT", "N_REQUESTS", "QUICK_REQUESTS", "SLO_S", "Gsm8k", "Point", "Wanted"]
 
 N_REQUESTS = 1319
 """The whole of GSM8K's test set."""
@@ -62,6 +62,10 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     """Of the policy, as in PolicyOptions, that are not as usual."""
 
 
+Wanted = tuple[Point, str | None]
+"""A point, and the name of its row where that is not the policy's."""
+
+
 class _Key(msgspec.Struct, frozen=True, kw_only=True):
     point: Point
     n_requests: int
@@ -79,6 +83,12 @@ class Gsm8k:
         self._policies = policies
         self._profiles = load_profiles(data_file("h100_llada.json"))
         self._table = load_steps(data_file("gsm8k_llada_steps.json"))
+
+    def rows(self, wanted: Sequence[Wanted]) -> list[Row]:
+        """A row for each that was not interrupted before its first seed."""
+        self._session.watch.expect(len(wanted) * len(self._session.seeds))
+        rows = (self.row(point, name) for point, name in wanted)
+        return [row for row in rows if row is not None]
 
     def row(self, point: Point, name: str | None = None) -> Row | None:
         """Means over all seeds that there are, under this name or the policy's; None if it was

@@ -81,10 +81,12 @@ def run(session: Session) -> Document[MigrationRow]:
     policies = {**POLICIES, ANYTIME: MovesAnytime}
     bench, overhead = Gsm8k(session, policies), overhead_of(session)
     (rate, *_) = session.options.rates or (RATE,)
+    compared = (AT_BLOCKS, ANYTIME, NEVER)
+    session.watch.expect(len(INSTANCES) * len(compared) * len(session.seeds))
     rows = []
     for n_instances in INSTANCES:
         at_blocks: float | None = None
-        for policy in (AT_BLOCKS, ANYTIME, NEVER):
+        for policy in compared:
             point = Point(
                 policy=policy, rate=rate, overhead=overhead, instances=f"{n_instances}xtp1"
             )

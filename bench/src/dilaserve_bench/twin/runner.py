@@ -7,7 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from dilaserve_bench.twin.simulation import Run, Scenario, Simulation
 from dilaserve_bench.twin.workload import Workloads
@@ -22,6 +29,20 @@ class Watch:
         self.is_stopped = False
         """Whether the run under way is to be broken off, and no other to begin."""
         self._progress = progress
+        self._overall: TaskID | None = None
+        self._n_expected = 0
+
+    def expect(self, n_points: int) -> None:
+        """So many more points are to come, each of which `reached` will tell of."""
+        self._n_expected += n_points
+        if self._overall is None:
+            self._overall = self._progress.add_task("points", total=self._n_expected)
+        self._progress.update(self._overall, total=self._n_expected)
+
+    def reached(self) -> None:
+        """One of the expected points is there."""
+        if self._overall is not None:
+            self._progress.advance(self._overall)
 
     @contextmanager
     def follow(self, simulation: Simulation, title: str) -> Iterator[Callable[[], bool]]:
