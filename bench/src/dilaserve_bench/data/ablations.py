@@ -6,7 +6,14 @@ import msgspec
 
 from dilaserve_bench.data import data_file
 
-__all__ = ["Ablations", "Migration", "ThresholdControl", "Tradeoff", "ablations"]
+__all__ = [
+    "Ablations",
+    "Migration",
+    "ThresholdControl",
+    "Tradeoff",
+    "ablations",
+    "expected_accuracy",
+]
 
 
 class Tradeoff(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,6 +17,8 @@ from dilaserve_bench.experiments.fitting import crossing, fit_overhead, overhead
 from dilaserve_bench.experiments.gsm8k import Gsm8k, Point
 from dilaserve_bench.experiments.page import Page, Table, interval, number, points
 from dilaserve_bench.experiments.plots import colour, panels
+from dilaserve_scheduler.policies.habits import interpolate
+from dilaserve_scheduler.policies.options import GSM8K_ACCURACY
 
 __all__ = ["EXPERIMENT", "FIGURE_10"]
 
@@ -48,6 +50,7 @@ def page(document: Document[Row]) -> Page:
             f"{policy} crosses {CROSSED:.0%} at {number(at['ours'])} requests a second and GPU "
             f"(published: {number(at['published']) or 'not within its rates'})"
         )
+    notes += _expected_losses(document.rows)
     return Page([Table(head, rows)], notes)
 
 
@@ -156,6 +159,22 @@ def _cells(row: Row, curves: PublishedCurves) -> list[str]:
         points(row.attainment, published),
         number(row.mean_threshold),
         number(row.p50_s, 2),
+    ]
+
+
+def _expected_losses(rows: Sequence[Row]) -> list[str]:
+    """Steps were recorded and nothing was answered: what Figure 3 says of such thresholds."""
+    full = max(GSM8K_ACCURACY.values())
+    most: dict[str, float] = {}
+    for row in rows:
+        if row.mean_token_threshold is not None:
+            lost = 100 * (full - interpolate(GSM8K_ACCURACY, row.mean_token_threshold))
+            most[row.policy] = max(most.get(row.policy, 0.0), lost)
+    return [
+        f"{policy}: by Figure 3, its mean thresholds per token cost up to {lost:.1f} points of "
+        "accuracy on GSM8K"
+        for policy, lost in most.items()
+        if lost > 0
     ]
 
 
