@@ -6,14 +6,7 @@ import msgspec
 
 from dilaserve_bench.data import data_file
 
-__all__ = [
-    "Ablations",
-    "Migration",
-    "ThresholdControl",
-    "Tradeoff",
-    "ablations",
-    "expected_accuracy",
-]
+__all__ = ["Ablations", "Migration", "ThresholdControl", "Tradeoff", "ablations"]
 
 
 class Tradeoff(msgspec.Struct, frozen=True, kw_only=True):
