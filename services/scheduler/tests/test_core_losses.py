@@ -191,11 +191,19 @@ def test_a_terminal_record_ends_the_request() -> None:
 
 
 @pytest.mark.parametrize("answer", [{"outcome": "missing"}, {"outcome": "conflict", "epoch": 0}])
-def test_a_lost_admission_is_repeated_and_the_epoch_raised(answer: dict[str, Any]) -> None:
+def test_a_lost_admission_is_repeated_above_the_lost_epoch(answer: dict[str, Any]) -> None:
     driver, call = displaced()
     admit = only(driver.reassigned(call, **answer), Admit)
-    assert admit.owner == "b-0001"
-    raised = only(driver.admitted(admit), Reassign)
+    assert (admit.owner, admit.min_epoch) == ("b-0001", 2)
+    effects = driver.admitted(admit, epoch=2)
+    assert every(effects, Reassign) == []
+    assert item(effects, "b-0001").epoch == 2
+
+
+def test_one_that_was_admitted_below_what_was_known_is_raised() -> None:
+    driver, call = displaced()
+    admit = only(driver.reassigned(call, "missing"), Admit)
+    raised = only(driver.admitted(admit, "already", epoch=1), Reassign)
     assert (raised.expected_epoch, raised.min_epoch, raised.owner) == (1, 2, "b-0001")
     assert item(driver.reassigned(raised), "b-0001").epoch == 2
 

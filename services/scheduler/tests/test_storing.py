@@ -9,8 +9,8 @@ import pytest
 
 from dilaserve.store.memory import MemoryStore
 from dilaserve.store.records import RequestRecord
-from dilaserve_scheduler.core.effects import Load
-from dilaserve_scheduler.core.events import Event, Loaded
+from dilaserve_scheduler.core.effects import Admit, Load
+from dilaserve_scheduler.core.events import AdmitAnswered, Event, Loaded
 from dilaserve_scheduler.records import to_stored
 from dilaserve_scheduler.storing import StoreCalls
 
@@ -61,3 +61,13 @@ async def test_a_later_reading_reports_it_absent(store: DamagedStore) -> None:
     assert isinstance(loaded, Loaded)
     assert loaded.absent == ("bad",)
     assert await store.active() == ["good"]
+
+
+async def test_a_lost_admission_is_repeated_in_one_call(store: DamagedStore) -> None:
+    await write(store, "lost", arrival_s=0.0)
+    answers: list[Event] = []
+    async with asyncio.TaskGroup() as tasks:
+        calls(store, tasks, answers).start(Admit(8, "lost", "w-1", min_epoch=4))
+    (admitted,) = answers
+    assert isinstance(admitted, AdmitAnswered)
+    assert (admitted.answer.outcome, admitted.answer.epoch) == ("admitted", 4)

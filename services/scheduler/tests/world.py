@@ -6,7 +6,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -92,7 +92,9 @@ class World:
         settings: CoreSettings | None = None,
         budget: int = 256,
         policy: str = "infaas",
+        weights: Mapping[str, str] | None = None,
     ) -> None:
+        """`weights`: hashes by a worker's name, where they are not all the same."""
         self.rng = random.Random(seed)
         self.loss = loss
         self.now = 100.0
@@ -104,6 +106,7 @@ class World:
         self._settings = settings or CoreSettings()
         self._budget = budget
         self._policy = policy
+        self._weights = weights or {}
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._incarnations = itertools.count(0x1000)
@@ -271,9 +274,11 @@ class World:
                 self.to_worker(instance_id, command)
             case Reply(request_id, reply) if isinstance(reply, Admitted | Refused):
                 self._deliver(lambda: self.replies.update({request_id: reply}))
-            case Admit(op, request_id, owner):
+            case Admit(op, request_id, owner, min_epoch):
                 self._store_call(
-                    lambda: call(store.admit(request_id, term=term, owner=owner)),
+                    lambda: call(
+                        store.admit(request_id, term=term, owner=owner, min_epoch=min_epoch)
+                    ),
                     lambda a: answer(AdmitAnswered(op, request_id, a)),
                 )
             case Reassign(op, request_id, owner, expected, _, min_epoch, died):
@@ -362,7 +367,8 @@ class World:
     def start_worker(self, name: str) -> None:
         """A new incarnation."""
         instance_id = f"{name}-{next(self._incarnations):04x}"
-        self.workers[name] = worker = Worker(self, make_info(instance_id, name, self._budget))
+        info = make_info(instance_id, name, self._budget, self._weights.get(name, "h"))
+        self.workers[name] = worker = Worker(self, info)
         worker.start()
 
     def crash_worker(self, name: str, down_s: float) -> None:
@@ -512,6 +518,7 @@ class Worker:
             tokens=[canvas[p] for p in positions],
             confidences=[0.5] * len(positions),
             stats=STATS,
+            weights_hash=self.info.weights_hash,
             finish_reason=None if MASKED in canvas else "length",
         )
         outcome = self._commit(commit, canvas)
@@ -558,13 +565,15 @@ class Worker:
         )
 
 
-def make_info(instance_id: str, name: str = "", budget: int = 256) -> InstanceInfo:
+def make_info(
+    instance_id: str, name: str = "", budget: int = 256, weights_hash: str = "h"
+) -> InstanceInfo:
     """An instance of the test model."""
     return InstanceInfo(
         instance_id=instance_id,
         name=name or instance_id.rpartition("-")[0],
         model_id=MODEL,
-        weights_hash="h",
+        weights_hash=weights_hash,
         tp_degree=1,
         cache_mode="dual",
         block_length=BLOCK,

@@ -33,4 +33,5 @@ def to_stored(record: RequestRecord, *, offset_s: float) -> StoredRequest:
         slo_ms=request.level.slo_ms,
         priority=request.level.priority,
         min_confidence=request.level.min_confidence,
+        weights_hash=record.weights_hash,
     )

@@ -39,6 +39,9 @@ class SchedulerSettings(CommonSettings, frozen=True, kw_only=True):
     queue_limit: Annotated[
         int, "requests that may wait for room before others are refused", NOT_NEGATIVE
     ] = 1000
+    queue_timeout_s: Annotated[
+        float, "how long an admitted request may wait for an instance before it fails", POSITIVE
+    ] = 300.0
     run_ahead: Annotated[str, "how far workers go by themselves: block, or a number of steps"] = (
         "block"
     )
@@ -57,7 +60,11 @@ class SchedulerSettings(CommonSettings, frozen=True, kw_only=True):
             raise SettingsError(
                 f"DILASERVE_DEAD_AFTER_S={self.dead_after_s} is not above 0; use for example 2"
             )
-        return CoreSettings(dead_after_s=self.dead_after_s, run_ahead=_run_ahead(self.run_ahead))
+        return CoreSettings(
+            dead_after_s=self.dead_after_s,
+            queue_timeout_s=self.queue_timeout_s,
+            run_ahead=_run_ahead(self.run_ahead),
+        )
 
     def options(self) -> PolicyOptions:
         """What policies take of them. Raises SettingsError, and ProfileError for a profile that

@@ -85,7 +85,12 @@ class StoreCalls:
 
     async def _admit(self, effect: Admit) -> None:
         answer = await self._until_answered(
-            lambda: self._store.admit(effect.request_id, term=self._term(), owner=effect.owner)
+            lambda: self._store.admit(
+                effect.request_id,
+                term=self._term(),
+                owner=effect.owner,
+                min_epoch=effect.min_epoch,
+            )
         )
         self._answer(AdmitAnswered(effect.op, effect.request_id, answer))
 

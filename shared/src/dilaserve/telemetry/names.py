@@ -226,7 +226,8 @@ _METRICS = (
         "dilaserve:failures_total",
         "counter",
         "{request}",
-        "Requests given up: poison, never_fits, invalid, or cancelled while being admitted",
+        "Requests given up: poison, never_fits, invalid, unheeded (its owner takes no commands), "
+        "timed_out (nobody took it), or cancelled while being admitted",
         ("scheduler",),
         ("cause",),
     ),

@@ -92,6 +92,8 @@ class Advancing:
         current = request.instance is instance and request.epoch == item.epoch
         if item.outcome == "committed" or item.outcome == "duplicate":
             request.confirmed |= current
+            if instance is not None and not request.weights_hash:
+                request.weights_hash = instance.weights_hash
             if item.finish_reason is None:
                 return advance_by_step(now, request, item)
             advance_by_step(now, request, item)

@@ -93,7 +93,12 @@ class Core:
 
     def wake_at(self) -> float | None:
         """When to call `tick`, if no event comes before."""
-        times = (self._recovery.wake_at(), self._admission.wake_at(), self._policy.wake_at())
+        times = (
+            self._recovery.wake_at(),
+            self._admission.wake_at(),
+            self._policy.wake_at(),
+            self._placing.patience.wake_at(),
+        )
         return min((time for time in times if time is not None), default=None)
 
     def tick(self, now: float) -> list[Effect]:
@@ -160,6 +165,7 @@ class Core:
         self._watching.bury_dead(now)
         self._admission.reconsider(now)
         self._placing.place_waiting(now)
+        self._placing.give_up_waiting(now)
         return self._outbox.take(now)
 
     def _on_told(self, now: float, event: Told) -> None:

@@ -31,7 +31,7 @@ MoveCause = Literal["died", "left", "misplaced", "placed", "moved", "fenced"]
 refused before it got the request; placed: it was parked; moved: the policy wants it elsewhere;
 fenced: memory and store disagree, or the store was restarted."""
 
-FailCause = Literal["poison", "never_fits", "invalid", "cancelled", "unheeded"]
+FailCause = Literal["poison", "never_fits", "invalid", "cancelled", "unheeded", "timed_out"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,13 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Store.admit. `owner` is an instance id, or empty to park."""
+    """Store.admit. `owner` is an instance id, or empty to park; `min_epoch` is above all that the
+    request ever had, should the store have lost its admission."""
 
     op: int
     request_id: str
     owner: str
+    min_epoch: int = 1
 
 
 @dataclass(frozen=True, slots=True)

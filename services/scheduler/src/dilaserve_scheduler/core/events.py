@@ -49,6 +49,8 @@ class StoredRequest:
     slo_ms: int | None = None
     priority: int = 0
     min_confidence: float | None = None
+    weights_hash: str = ""
+    """See RequestRecord."""
 
 
 @dataclass(frozen=True, slots=True)

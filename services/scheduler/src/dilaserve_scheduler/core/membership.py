@@ -57,6 +57,11 @@ class Members:
         self._largest: dict[str, int] = {}
         self.n_live = 0
 
+    @property
+    def heard_at(self) -> float:
+        """When anybody was last heard; 0 before."""
+        return self._heard_at
+
     def __iter__(self) -> Iterator[Instance]:
         return iter(self._instances.values())
 

@@ -29,6 +29,7 @@ class Instance:
     info: InstanceInfo | None = None
     """None while only expected."""
     model_id: str = ""
+    weights_hash: str = ""
     token_budget: int = 0
     """Most tokens of full length that it holds at a time."""
     capacity: int = 0
@@ -53,6 +54,7 @@ class Instance:
         """Take over what the instance says of itself."""
         self.info = info
         self.model_id = info.model_id
+        self.weights_hash = info.weights_hash
         self.token_budget = min(info.max_batch_tokens, info.n_kv_tokens or info.max_batch_tokens)
         self.capacity = min(info.max_sequence_length, self.token_budget)
 
@@ -60,6 +62,7 @@ class Instance:
         """Whether it could run the request if it were empty."""
         return (
             self.model_id == request.model_id
+            and request.weights_hash in ("", self.weights_hash)
             and request.n_tokens <= self.capacity
             and self.instance_id not in request.refused_by
         )
@@ -83,6 +86,10 @@ class Request:
     priority: int = 0
     min_confidence: float | None = None
 
+    weights_hash: str = ""
+    """Of the weights that its steps were computed with, once there is one; those with others must
+    not go on with it."""
+
     # where it is
     state: RequestState = "unknown"
     epoch: int = 0
@@ -100,6 +107,8 @@ class Request:
     cancelled: bool = False
     """Cancelled while `admit` is outstanding."""
     admitted: Admitted | None = None
+    parked_at: float = 0.0
+    """When it last began to wait."""
 
     # how far it is
     step: int = 0
@@ -160,6 +169,14 @@ class Request:
     def placed(self) -> bool:
         """Whether an owner has, or may be sent, its credit."""
         return self.state == "running" and self.instance is not None
+
+    @property
+    def has_strange_owner(self) -> bool:
+        """Whether its owner has other weights than those that its steps were computed with."""
+        owner = self.instance
+        if not self.placed or owner is None or owner.info is None:
+            return False
+        return self.weights_hash not in ("", owner.weights_hash)
 
     def advance(self, event: RequestEvent) -> None:
         """Change state. Raises LifecycleError, changing nothing."""

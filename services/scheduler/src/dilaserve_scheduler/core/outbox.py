@@ -65,8 +65,9 @@ class Outbox:
     # --- to the store --------------------------------------------------------------------------
 
     def admit(self, request: Request, owner: str) -> None:
-        """Admit it; the answer is awaited."""
-        self._call(request, Admit(next(self._ops), request.request_id, owner))
+        """Admit it, above every epoch that it had; the answer is awaited."""
+        call = Admit(next(self._ops), request.request_id, owner, request.epoch + 1)
+        self._call(request, call)
 
     def reassign(
         self,

@@ -15,6 +15,7 @@ from dilaserve_scheduler.core.events import AdmitAnswered, FailAnswered, Reassig
 from dilaserve_scheduler.core.membership import Members
 from dilaserve_scheduler.core.model import Instance, Request
 from dilaserve_scheduler.core.outbox import Outbox
+from dilaserve_scheduler.core.patience import Patience
 from dilaserve_scheduler.core.policy import Policy
 from dilaserve_scheduler.core.seats import Seats
 from dilaserve_scheduler.core.settings import CoreSettings
@@ -31,6 +32,7 @@ class Placing:
     ) -> None:
         self.requests: dict[str, Request] = {}
         self.line = WaitingLine(policy.rank)
+        self.patience = Patience(settings.queue_timeout_s)
         self._policy = policy
         self._members = members
         self._outbox = outbox
@@ -164,6 +166,12 @@ class Placing:
                     elif self._runs_somewhere(request):
                         break
         self._line_stirred = False
+
+    def give_up_waiting(self, now: float) -> None:
+        """Fail those who have waited for too long."""
+        for request in self.patience.take_due(now):
+            error = self.patience.explain(request, is_runnable=self._runs_somewhere(request))
+            self.fail(now, request, error, "timed_out")
 
     def requeue(self, request: Request) -> None:
         """Its rank has changed."""
@@ -350,6 +358,7 @@ class Placing:
         request.advance("park")
         request.instance = request.target = None
         self.line.join(request)
+        self.patience.watch(now, request)
         self._policy.parked(now, request)
         self.stir()
 
@@ -368,7 +377,7 @@ class Placing:
             self._outbox.load([request])
 
     def _runs_somewhere(self, request: Request) -> bool:
-        if not request.refused_by:
+        if not request.refused_by and not request.weights_hash:
             return request.n_tokens <= self._members.largest(request.model_id)
         return any(i.state == "live" and i.fits(request) for i in self._members)
 

@@ -43,6 +43,8 @@ class Recovery:
         self._outbox = outbox
         self._settings = settings
         self._reconcile_at: float | None = None
+        self._ticked_at = 0.0
+        self._unheard_s = 0.0
 
     def open(self, now: float) -> None:
         """Start."""
@@ -58,6 +60,7 @@ class Recovery:
             self._reconcile_at = None
             self._outbox.list_active()
             self._members.forget_dead(now, self._settings.forget_dead_after_s)
+            self._give_up_unheard(now)
 
     def on_recovered(self, now: float, event: Recovered) -> None:
         """All active records, at the start."""
@@ -104,6 +107,19 @@ class Recovery:
         self._placing.repeat_calls()
         self._outbox.load(r for r in self._placing.requests.values() if _settled(r))
 
+    def _give_up_unheard(self, now: float) -> None:
+        """Silence alone proves no death of the last instance, so its requests do not wait in line;
+        but they do not wait for ever either. Only ticks count: while this process stood still, it
+        heard nobody either."""
+        was_heard = self._members.heard_at >= self._ticked_at
+        self._unheard_s = 0.0 if was_heard else self._unheard_s + self._settings.reconcile_every_s
+        self._ticked_at = now
+        if self._unheard_s < self._settings.queue_timeout_s:
+            return
+        error = f"no instance at all was heard for {self._unheard_s:g} s; start one, send it again"
+        for request in [r for r in self._placing.requests.values() if r.placed]:
+            self._placing.fail(now, request, error, "timed_out")
+
     def _adopt(self, now: float, record: StoredRequest) -> None:
         request = _from_record(record)
         advance_by_record(now, request, record)
@@ -120,9 +136,12 @@ class Recovery:
 
     def _agree(self, now: float, request: Request, record: StoredRequest) -> None:
         progressed = advance_by_record(now, request, record)
+        request.weights_hash = record.weights_hash
         owner = request.instance.instance_id if request.instance is not None else ""
         if (record.epoch, record.owner) != (request.epoch, owner):
             self._placing.fence(now, request, stored_epoch=record.epoch, above=record.epoch)
+        elif request.has_strange_owner:
+            self._placing.displace(now, request, "misplaced")
         elif progressed:
             self._advancing.go_on(now, request)
         else:
@@ -147,6 +166,7 @@ def _from_record(record: StoredRequest) -> Request:
         slo_s=record.slo_ms / 1000 if record.slo_ms is not None else None,
         priority=record.priority,
         min_confidence=record.min_confidence,
+        weights_hash=record.weights_hash,
         epoch=record.epoch,
         attempts=record.attempts,
     )

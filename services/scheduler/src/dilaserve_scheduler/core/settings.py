@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 __all__ = ["CoreSettings"]
@@ -29,6 +30,8 @@ class CoreSettings:
     """The same where no other instance can take the request: it fails then."""
     max_attempts: int = 3
     """Deaths of its instance after which a request fails."""
+    queue_timeout_s: float = math.inf
+    """How long an admitted request may wait for an instance before it fails."""
     run_ahead: int | None = None
     """Steps that a worker may run by itself; None: to the end of the block."""
     reconcile_every_s: float = 5.0
