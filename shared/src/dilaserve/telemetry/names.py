@@ -1,4 +1,5 @@
-"""The registry of every metric: name, unit, labels, and which services emit it. Spans: spans.py.
+"""The registry of every metric: name, unit, labels, and which services emit it. The rows of the
+gateway are in gateway_names.py, spans in spans.py.
 
 Names with `vllm:` mean what they mean in vLLM, so that its dashboards carry over; what is new is
 `dilaserve:`. Anyone adds rows; an undeclared name or label raises where it is used.
@@ -6,167 +7,21 @@ Names with `vllm:` mean what they mean in vLLM, so that its dashboards carry ove
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
+from dilaserve.telemetry.gateway_names import GATEWAY_METRICS
+from dilaserve.telemetry.metric import (
+    SECONDS,
+    SHORT_SECONDS,
+    THRESHOLDS,
+    TOKENS,
+    Metric,
+)
 from dilaserve.telemetry.spans import SPANS, Service, Span
 
 __all__ = ["METRICS", "SPANS", "Metric", "Service", "Span"]
 
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
-"""Latencies of requests and steps."""
-SHORT_SECONDS = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0)
-"""Decisions and round trips."""
-TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000)
-SMALL_COUNTS = (1, 2, 5, 10, 20)
-THRESHOLDS = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """A declared metric; `name` is what Prometheus sees, with `_total` on every counter."""
-
-    name: str
-    kind: Literal["counter", "gauge", "histogram"]
-    unit: str
-    """UCUM: `s`, `By`, `1` or an annotation such as `{token}`; seconds are in the name too."""
-    help: str
-    services: tuple[Service, ...]
-    labels: tuple[str, ...] = ()
-    """Each use gives exactly these."""
-    buckets: tuple[float, ...] = ()
-    """Upper bounds, inclusive; histograms only."""
-
 
 _METRICS = (
-    # --- gateway -------------------------------------------------------------------------------
-    Metric(
-        "vllm:request_success_total",
-        "counter",
-        "{request}",
-        "Requests finished, by reason: stop, length, abort (the client left) or error",
-        ("gateway",),
-        ("model_name", "finished_reason"),
-    ),
-    Metric(
-        "vllm:prompt_tokens_total",
-        "counter",
-        "{token}",
-        "Prompt tokens of admitted requests",
-        ("gateway",),
-        ("model_name",),
-    ),
-    Metric(
-        "vllm:generation_tokens_total",
-        "counter",
-        "{token}",
-        "Tokens generated, up to and without EOS",
-        ("gateway",),
-        ("model_name",),
-    ),
-    Metric(
-        "vllm:time_to_first_token_seconds",
-        "histogram",
-        "s",
-        "From arrival to the first text that can be streamed in order",
-        ("gateway",),
-        ("model_name",),
-        SECONDS,
-    ),
-    Metric(
-        "vllm:e2e_request_latency_seconds",
-        "histogram",
-        "s",
-        "From arrival to the last token",
-        ("gateway",),
-        ("model_name",),
-        SECONDS,
-    ),
-    Metric(
-        "vllm:request_prompt_tokens",
-        "histogram",
-        "{token}",
-        "Prompt length of a request",
-        ("gateway",),
-        ("model_name",),
-        TOKENS,
-    ),
-    Metric(
-        "vllm:request_generation_tokens",
-        "histogram",
-        "{token}",
-        "Tokens generated for a request",
-        ("gateway",),
-        ("model_name",),
-        TOKENS,
-    ),
-    Metric(
-        "vllm:request_params_max_tokens",
-        "histogram",
-        "{token}",
-        "Canvas length: max_tokens as asked for or by default",
-        ("gateway",),
-        ("model_name",),
-        TOKENS,
-    ),
-    Metric(
-        "vllm:request_params_n",
-        "histogram",
-        "{sequence}",
-        "Siblings asked for by `n`",
-        ("gateway",),
-        ("model_name",),
-        SMALL_COUNTS,
-    ),
-    Metric(
-        "dilaserve:http_requests_total",
-        "counter",
-        "{request}",
-        "HTTP requests answered, by route and status code",
-        ("gateway",),
-        ("route", "code"),
-    ),
-    Metric(
-        "dilaserve:open_streams",
-        "gauge",
-        "{stream}",
-        "Requests that a client is waiting for",
-        ("gateway",),
-    ),
-    Metric(
-        "dilaserve:slo_total",
-        "counter",
-        "{request}",
-        "Calls with an SLO, from arrival to the last token, by tier and outcome: met, or missed "
-        "(the admitted that failed included)",
-        ("gateway",),
-        ("model_name", "service_tier", "outcome"),
-    ),
-    Metric(
-        "dilaserve:request_threshold",
-        "histogram",
-        "1",
-        "Mean confidence threshold over the steps of a finished request",
-        ("gateway",),
-        ("model_name",),
-        THRESHOLDS,
-    ),
-    Metric(
-        "dilaserve:request_migrations_total",
-        "counter",
-        "{migration}",
-        "Times that a finished request went on on another instance",
-        ("gateway",),
-        ("model_name",),
-    ),
-    Metric(
-        "dilaserve:stream_reads_total",
-        "counter",
-        "{read}",
-        "Times that deltas were read from the store, by cause: gap or silence",
-        ("gateway",),
-        ("cause",),
-    ),
+    *GATEWAY_METRICS,
     # --- scheduler -----------------------------------------------------------------------------
     Metric(
         "vllm:num_requests_waiting",
