@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from dilaserve.bus.memory import MemoryBus
+from dilaserve.embedded import free_port
 from dilaserve.errors import DiLaServeError
-from dilaserve.supervisor import ports
 from dilaserve.supervisor.child import ChildSpec
 from dilaserve.supervisor.plan import StackOptions, plan_servers, plan_services
+from dilaserve.supervisor.ports import held_port
 from dilaserve.supervisor.stack import choose_endpoints
 
 OPTIONS = StackOptions(home=Path("/h"), model=Path("/models/m"))
+HOST, PORT = "127.0.0.1", 8000
 
 
 def services(options: StackOptions, **environ: str) -> list[ChildSpec]:
-    return plan_services(options, choose_endpoints(options), bus=MemoryBus(), environ=environ)
+    return plan_services(options, choose_endpoints(options, PORT), bus=MemoryBus(), environ=environ)
 
 
 def test_services_and_their_settings() -> None:
@@ -53,7 +57,7 @@ def test_external_servers_are_not_started(tmp_path: Path) -> None:
     options = StackOptions(
         home=tmp_path, model=tmp_path, nats_url="nats://n:1", redis_url="redis://r:2/0"
     )
-    endpoints = choose_endpoints(options)
+    endpoints = choose_endpoints(options, PORT)
     assert plan_servers(endpoints, data=tmp_path, environ={}) == []
     env = services(options)[0].env
     assert env["DILASERVE_NATS_URL"] == "nats://n:1"
@@ -61,7 +65,7 @@ def test_external_servers_are_not_started(tmp_path: Path) -> None:
 
 
 def test_embedded_servers_listen_where_services_look(tmp_path: Path) -> None:
-    endpoints = choose_endpoints(OPTIONS)
+    endpoints = choose_endpoints(OPTIONS, PORT)
     nats, valkey = plan_servers(endpoints, data=tmp_path, environ={})
     assert endpoints.nats_url == f"nats://{nats.address}"
     assert endpoints.redis_url == f"redis://{valkey.address}/0"
@@ -70,9 +74,47 @@ def test_embedded_servers_listen_where_services_look(tmp_path: Path) -> None:
 
 def test_taken_port_is_refused_when_asked_for_and_skipped_when_not() -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+        taken.bind((HOST, 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(DiLaServeError, match=f"port {port} on 127.0.0.1 is taken"):
-            ports.exactly("127.0.0.1", port)
-        assert ports.next_free("127.0.0.1", port) > port
+        with (
+            pytest.raises(DiLaServeError, match=f"port {port} on 127.0.0.1 is taken"),
+            held_port(HOST, port, first=PORT),
+        ):
+            pass
+        with held_port(HOST, None, first=port) as other:
+            assert other > port
+
+
+def test_of_those_who_choose_in_the_same_moment_each_gets_another_port() -> None:
+    first = free_port()
+    with held_port(HOST, None, first=first) as one, held_port(HOST, None, first=first) as two:
+        assert first <= one < two, "nobody listens on the first one yet"
+        with (
+            pytest.raises(DiLaServeError, match=f"port {one} on 127.0.0.1 is taken"),
+            held_port(HOST, one, first=first),
+        ):
+            pass
+    with held_port(HOST, one, first=first) as again:
+        assert again == one
+
+
+def test_a_port_is_free_again_when_its_holder_is_killed() -> None:
+    first = free_port()
+    script = (
+        "from dilaserve.supervisor.ports import held_port\n"
+        f"with held_port('{HOST}', None, first={first}) as port:\n"
+        "    print(port, flush=True)\n"
+        "    input()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        port = int(holder.stdout.readline())
+        with held_port(HOST, None, first=port) as other:
+            assert other > port
+        holder.kill()
+        holder.wait()
+        with held_port(HOST, port, first=port) as again:
+            assert again == port

@@ -1,8 +1,18 @@
-"""Ports for listeners of the embedded stack."""
+"""Ports for listeners of the embedded stack.
+
+A free port is held by a lock file from its choice on: the process that is to listen there starts
+seconds later, and supervisors that start in the same moment must not choose the same one.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from dilaserve.errors import DiLaServeError
 
@@ -20,21 +30,55 @@ def is_free(host: str, port: int) -> bool:
         return True
 
 
-def exactly(host: str, port: int) -> int:
-    """`port`, if it is free. Raises DiLaServeError otherwise."""
-    if is_free(host, port):
-        return port
-    raise DiLaServeError(
-        f"port {port} on {host} is taken; give another one by --port, "
-        "or none to take the next free one"
-    )
+@contextmanager
+def held_port(host: str, port: int | None, *, first: int) -> Iterator[int]:
+    """`port`, or the first free one from `first` on; no other supervisor on this machine gets it
+    for as long as the context lasts. Raises DiLaServeError when it is taken, or all are."""
+    candidates = range(first, first + N_TRIED) if port is None else [port]
+    for candidate in candidates:
+        lock = _try_to_hold(candidate)
+        if lock is None:
+            continue
+        try:
+            if is_free(host, candidate):
+                yield candidate
+                return
+        finally:
+            os.close(lock)
+    raise _none_free(host, port, first)
 
 
-def next_free(host: str, port: int) -> int:
-    """The first free port from `port` on."""
-    for candidate in range(port, port + N_TRIED):
-        if is_free(host, candidate):
-            return candidate
-    raise DiLaServeError(
-        f"no free port on {host} from {port} to {port + N_TRIED - 1}; give one by --port"
-    )
+def _try_to_hold(port: int) -> int | None:
+    """The descriptor of the port's lock file, locked; None when another supervisor has it."""
+    path = Path(tempfile.gettempdir()) / f"dilaserve-port-{port}.lock"
+    try:
+        lock = _open_lock(path)
+    except OSError as error:
+        raise DiLaServeError(
+            f"the lock file {path} cannot be used: {error.strerror}; "
+            "remove it, or set TMPDIR to a folder that can be written to"
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def _open_lock(path: Path) -> int:
+    """Of any user: in a shared folder the kernel refuses to create what another user's is."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CREAT, 0o644)
+
+
+def _none_free(host: str, port: int | None, first: int) -> DiLaServeError:
+    if port is not None:
+        return DiLaServeError(
+            f"port {port} on {host} is taken; give another one by --port, "
+            "or none to take the next free one"
+        )
+    last = first + N_TRIED - 1
+    return DiLaServeError(f"no free port on {host} from {first} to {last}; give one by --port")

@@ -117,8 +117,11 @@ async def running_stack(
 ) -> AsyncIterator[Stack]:
     """A stack in `options.home`, ready to serve; ended with the context. `log` takes (name of the
     child, line). Raises DiLaServeError when it does not come up, or another one runs there."""
-    with locked(options.home):
-        stack = Stack(options, choose_endpoints(options), log=log)
+    with (
+        locked(options.home),
+        ports.held_port(options.host, options.port, first=DEFAULT_PORT) as port,
+    ):
+        stack = Stack(options, choose_endpoints(options, port), log=log)
         async with AsyncExitStack() as cleanup:
             cleanup.push_async_callback(stack.stop)
             await stack.start_servers(environ)
@@ -127,19 +130,13 @@ async def running_stack(
             yield stack
 
 
-def choose_endpoints(options: StackOptions) -> Endpoints:
-    """Free ports for what is embedded. Raises DiLaServeError when the port asked for is taken."""
-    host = options.host
-    port = (
-        ports.next_free(host, DEFAULT_PORT)
-        if options.port is None
-        else ports.exactly(host, options.port)
-    )
+def choose_endpoints(options: StackOptions, gateway_port: int) -> Endpoints:
+    """Where everything is to listen: free ports for the servers that are embedded."""
     nats_port = None if options.nats_url else free_port()
     redis_port = None if options.redis_url else free_port()
     return Endpoints(
-        gateway_url=f"http://{host}:{port}",
-        gateway_port=port,
+        gateway_url=f"http://{options.host}:{gateway_port}",
+        gateway_port=gateway_port,
         nats_url=options.nats_url or f"nats://{LOOPBACK}:{nats_port}",
         nats_port=nats_port,
         redis_url=options.redis_url or f"redis://{LOOPBACK}:{redis_port}/0",
