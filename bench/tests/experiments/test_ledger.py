@@ -26,6 +26,13 @@ def test_found_again_by_key_and_type(tmp_path: Path) -> None:
     assert ledger.find({"a": 2, "b": 1}, Other) is None
 
 
+def test_what_is_missing_is_named_once(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "points.jsonl")
+    ledger.keep({"a": 1}, Value(0.5))
+    assert ledger.missing([{"a": 1}, {"a": 2}, {"a": 2}], Value) == [{"a": 2}]
+    assert ledger.missing([{"a": 1}], Other) == [{"a": 1}]
+
+
 def test_a_fresh_one_finds_only_its_own(tmp_path: Path) -> None:
     path = tmp_path / "points.jsonl"
     Ledger(path).keep("a", Value(1.0))

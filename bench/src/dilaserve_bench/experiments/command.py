@@ -29,6 +29,9 @@ SOURCES = Path(__file__).parents[4]
 
 Name = Annotated[str, typer.Argument(help="Which one; list names them all.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Try the plumbing; shows nothing.")]
+Jobs = Annotated[
+    int, typer.Option(min=1, help="Processes that measure at a time, where points are of one kind.")
+]
 Seeds = Annotated[int | None, typer.Option(min=1, help="How many; default: the experiment's.")]
 Overhead = Annotated[
     float | None, typer.Option(min=0.01, help="Factor on the profiled seconds; default: fitted.")
@@ -48,6 +51,7 @@ Fresh = Annotated[
 def experiment(
     name: Name,
     quick: Quick = False,
+    jobs: Jobs = 1,
     seeds: Seeds = None,
     overhead: Overhead = None,
     policies: Policies = "",
@@ -65,7 +69,7 @@ def experiment(
     if name == LIST:
         return _list(as_json=as_json)
     options = Options(
-        quick=quick, seeds=seeds, overhead=overhead,
+        quick=quick, jobs=jobs, seeds=seeds, overhead=overhead,
         policies=tuple(filter(None, policies.split(","))), rates=_numbers(rates),
     )  # fmt: skip
     chosen = load_experiment(name)

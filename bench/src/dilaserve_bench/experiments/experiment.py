@@ -10,7 +10,7 @@ back as None.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -20,6 +20,7 @@ from dilaserve.errors import DiLaServeError
 from dilaserve_bench.experiments.document import Document
 from dilaserve_bench.experiments.ledger import Ledger
 from dilaserve_bench.experiments.page import Page
+from dilaserve_bench.experiments.parallel import measure_all
 from dilaserve_bench.twin.runner import Watch
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ __all__ = ["Experiment", "Options", "Session"]
 
 R = TypeVar("R")
 T = TypeVar("T")
+K = TypeVar("K")
 QUICK_SEEDS = 2
 
 
@@ -37,13 +39,16 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     choose."""
 
     quick: bool = False
+    jobs: int = 1
+    """Processes; results do not depend on it."""
     seeds: int | None = None
     overhead: float | None = None
     policies: tuple[str, ...] = ()
     rates: tuple[float, ...] = ()
 
     def given(self) -> dict[str, str]:
-        """Those that are not as they are by default, but `quick`, as on the command line."""
+        """What the result depends on and is not as by default, but `quick`, as on the command
+        line."""
         return {
             name: ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
             for name in ("seeds", "overhead", "policies", "rates")
@@ -98,6 +103,19 @@ class Session:
                 self._ledger.keep(key, value)
         self.watch.reached()
         return value
+
+    def measure_together(self, keys: Iterable[K], kind: type[T], measure: Callable[[K], T]) -> None:
+        """With more than one job: measure all of these that are not kept, in processes of their
+        own. `measured` finds them afterwards."""
+        if self.options.jobs == 1:
+            return
+        missing = self._ledger.missing(keys, kind)
+        self.watch.expect(len(missing))
+        for key, value in measure_all(
+            measure, missing, n_jobs=self.options.jobs, is_stopped=lambda: self.watch.is_stopped
+        ):
+            self._ledger.keep(key, value)
+            self.watch.reached()
 
     def document(
         self,

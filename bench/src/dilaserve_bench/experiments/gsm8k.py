@@ -5,14 +5,16 @@ Every policy gets the same arrivals and the same recorded step rows.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from dilaserve.errors import DiLaServeError
-from dilaserve.profiles import load_profiles
+from dilaserve.profiles import ProfileSet, load_profiles
 from dilaserve_bench.data import data_file
 from dilaserve_bench.experiments.document import Row, row_of
 from dilaserve_bench.experiments.experiment import Session
@@ -25,10 +27,9 @@ from dilaserve_bench.twin.options import (
     recorded_source,
     stand_in,
 )
-from dilaserve_bench.twin.recorded import load_steps
+from dilaserve_bench.twin.recorded import StepTable, load_steps
 from dilaserve_bench.twin.report import RunReport, report_run
-from dilaserve_bench.twin.runner import run_seeds
-from dilaserve_bench.twin.simulation import Scenario
+from dilaserve_bench.twin.simulation import Run, Scenario, Simulation
 from dilaserve_bench.twin.workload import RequestClass, Workloads, poisson
 from dilaserve_scheduler.core.policy import Policy
 from dilaserve_scheduler.policies import POLICIES, PolicyOptions
@@ -66,6 +67,10 @@ Wanted = tuple[Point, str | None]
 """A point, and the name of its row where that is not the policy's."""
 
 
+Policies = Mapping[str, Callable[[PolicyOptions], Policy]]
+"""By name."""
+
+
 class _Key(msgspec.Struct, frozen=True, kw_only=True):
     point: Point
     n_requests: int
@@ -75,74 +80,93 @@ class _Key(msgspec.Struct, frozen=True, kw_only=True):
 class Gsm8k:
     """Runs points, or takes them from what was kept."""
 
-    def __init__(
-        self, session: Session, policies: Mapping[str, Callable[[PolicyOptions], Policy]] = POLICIES
-    ) -> None:
+    def __init__(self, session: Session, policies: Policies = POLICIES) -> None:
         self.n_requests = session.size(N_REQUESTS, QUICK_REQUESTS)
         self._session = session
         self._policies = policies
-        self._profiles = load_profiles(data_file("h100_llada.json"))
-        self._table = load_steps(data_file("gsm8k_llada_steps.json"))
 
     def rows(self, wanted: Sequence[Wanted]) -> list[Row]:
         """A row for each that was not interrupted before its first seed."""
         self._session.watch.expect(len(wanted) * len(self._session.seeds))
+        self._measure_together([point for point, _ in wanted])
         rows = (self.row(point, name) for point, name in wanted)
         return [row for row in rows if row is not None]
 
     def row(self, point: Point, name: str | None = None) -> Row | None:
         """Means over all seeds that there are, under this name or the policy's; None if it was
         interrupted before the first."""
-        runs = [run for seed in self._session.seeds if (run := self.run(point, seed)) is not None]
-        return row_of(name or point.policy, point.rate, point.slo_s, point.overhead, runs)
-
-    def run(self, point: Point, seed: int) -> RunReport | None:
-        """One run, without its course over time; None if it was interrupted."""
-        key = _Key(point=_as_run(point), n_requests=self.n_requests, seed=seed)
-        return self._session.measured(key, RunReport, lambda: self._measure(key))
-
-    def _measure(self, key: _Key) -> RunReport | None:
-        point = key.point
-        runs = run_seeds(
-            self._scenario(point),
-            self._workloads(point),
-            [key.seed],
-            watch=self._session.watch,
-            timer=self._session.timer,
-            title=f"{point.policy} at {point.rate:g}/s, overhead {point.overhead:.3f}",
-        )
-        report = report_run(next(runs))
-        if not report.is_complete:
-            return None
-        return msgspec.structs.replace(report, percentiles_s=[], slots=[])
-
-    def _scenario(self, point: Point) -> Scenario:
-        spec = ClusterSpec(groups=parse_mix(point.instances), overhead=point.overhead)
-        options = SimulateOptions(predictor_error=point.predictor_error)
-        return Scenario(
-            cluster=spec,
-            profiles=self._profiles,
-            policy=lambda: self._policy(point),
-            source=lambda workload: recorded_source(self._table, workload),
-            core=core_settings(spec.heartbeat_s, point.run_ahead),
-            adviser=lambda workload: stand_in(self._table, workload, options),
+        return row_of(
+            name or point.policy, point.rate, point.slo_s, point.overhead, self.runs(point)
         )
 
-    def _policy(self, point: Point) -> Policy:
-        usual = PolicyOptions(
-            queue_limit=NOBODY_REFUSED, slo_s=point.slo_s, profiles=self._profiles
-        )
-        if point.policy not in self._policies:
-            known = ", ".join([*sorted(self._policies), f"{FIXED}0.7"])
-            raise DiLaServeError(f"--policies {point.policy!r} is no policy; use one of {known}")
-        return self._policies[point.policy](replace(usual, **point.parts))
+    def runs(self, point: Point) -> list[RunReport]:
+        """One for each seed, without its course over time; fewer if it was interrupted."""
+        self._measure_together([point])
+        measured = self._session.measured
+        runs = [measured(key, RunReport, partial(self._watched, key)) for key in self._keys(point)]
+        return [run for run in runs if run is not None]
 
-    def _workloads(self, point: Point) -> Workloads:
-        size = RequestClass(n_prompt=point.n_prompt, n_output=point.n_output, slo_s=point.slo_s)
-        n_gpus = ClusterSpec(groups=parse_mix(point.instances)).n_gpus
-        return poisson(
-            [size], rate=point.rate * n_gpus, n=self.n_requests, n_cases=len(self._table.rows)
-        )
+    def _keys(self, point: Point) -> list[_Key]:
+        return [
+            _Key(point=_as_run(point), n_requests=self.n_requests, seed=seed)
+            for seed in self._session.seeds
+        ]
+
+    def _measure_together(self, points: Sequence[Point]) -> None:
+        keys = [key for point in points for key in self._keys(point)]
+        self._session.measure_together(keys, RunReport, partial(_alone, policies=self._policies))
+
+    def _watched(self, key: _Key) -> RunReport | None:
+        point, session = key.point, self._session
+        title = f"{point.policy} at {point.rate:g}/s, overhead {point.overhead:.3f}"
+        simulation = _simulation(key, self._policies, session.timer)
+        with session.watch.follow(simulation, f"{title}, seed {key.seed}") as look:
+            done = simulation.run(look)
+        return _kept(done) if done.is_complete else None
+
+
+def _alone(key: _Key, policies: Policies) -> RunReport:
+    """In a process of its own."""
+    return _kept(_simulation(key, policies, time.perf_counter).run())
+
+
+def _kept(done: Run) -> RunReport:
+    return msgspec.structs.replace(report_run(done), percentiles_s=[], slots=[])
+
+
+def _simulation(key: _Key, policies: Policies, timer: Callable[[], float]) -> Simulation:
+    table = load_steps(data_file("gsm8k_llada_steps.json"))
+    workload = _workloads(key, len(table.rows))(key.seed)
+    return Simulation(_scenario(key.point, policies, table), workload, key.seed, timer=timer)
+
+
+def _scenario(point: Point, policies: Policies, table: StepTable) -> Scenario:
+    profiles = load_profiles(data_file("h100_llada.json"))
+    spec = ClusterSpec(groups=parse_mix(point.instances), overhead=point.overhead)
+    options = SimulateOptions(predictor_error=point.predictor_error)
+    return Scenario(
+        cluster=spec,
+        profiles=profiles,
+        policy=lambda: _policy(point, policies, profiles),
+        source=lambda workload: recorded_source(table, workload),
+        core=core_settings(spec.heartbeat_s, point.run_ahead),
+        adviser=lambda workload: stand_in(table, workload, options),
+    )
+
+
+def _policy(point: Point, policies: Policies, profiles: ProfileSet) -> Policy:
+    if point.policy not in policies:
+        known = ", ".join([*sorted(policies), f"{FIXED}0.7"])
+        raise DiLaServeError(f"--policies {point.policy!r} is no policy; use one of {known}")
+    usual = PolicyOptions(queue_limit=NOBODY_REFUSED, slo_s=point.slo_s, profiles=profiles)
+    return policies[point.policy](replace(usual, **point.parts))
+
+
+def _workloads(key: _Key, n_cases: int) -> Workloads:
+    point = key.point
+    size = RequestClass(n_prompt=point.n_prompt, n_output=point.n_output, slo_s=point.slo_s)
+    n_gpus = ClusterSpec(groups=parse_mix(point.instances)).n_gpus
+    return poisson([size], rate=point.rate * n_gpus, n=key.n_requests, n_cases=n_cases)
 
 
 def _as_run(point: Point) -> Point:

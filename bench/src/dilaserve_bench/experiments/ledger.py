@@ -14,6 +14,7 @@ import msgspec
 __all__ = ["Ledger", "code_fingerprint"]
 
 T = TypeVar("T")
+K = TypeVar("K")
 MEASURED_CODE = (
     "dilaserve",
     "dilaserve_bench",
@@ -42,6 +43,11 @@ class Ledger:
         """What was kept under this key and type."""
         value = self._points.get(_name(key, kind))
         return msgspec.json.decode(value, type=kind) if value is not None else None
+
+    def missing(self, keys: Iterable[K], kind: type) -> list[K]:
+        """Those under which nothing of this type was kept, each once."""
+        named = {_name(key, kind): key for key in keys}
+        return [key for name, key in named.items() if name not in self._points]
 
     def keep(self, key: object, value: object) -> None:
         """Written at once, in one piece, so that two sessions can share the file."""

@@ -90,8 +90,7 @@ def run(session: Session) -> Document[MigrationRow]:
             point = Point(
                 policy=policy, rate=rate, overhead=overhead, instances=f"{n_instances}xtp1"
             )
-            runs = [r for seed in session.seeds if (r := bench.run(point, seed)) is not None]
-            row = _row(point, n_instances, runs, at_blocks)
+            row = _row(point, n_instances, bench.runs(point), at_blocks)
             if row is not None:
                 rows.append(row)
                 at_blocks = row.mean_s if policy == AT_BLOCKS else at_blocks
