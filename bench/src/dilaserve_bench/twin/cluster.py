@@ -10,16 +10,27 @@ import msgspec
 from dilaserve.errors import DiLaServeError
 from dilaserve.messages import CacheMode, InstanceInfo, WorkerEvent
 from dilaserve.profiles import ProfileSet
-from dilaserve_bench.twin.engine import VirtualEngine
+from dilaserve_bench.twin.engine import VirtualEngine, VirtualPlan
 from dilaserve_bench.twin.source import StepSource
 from dilaserve_bench.twin.store import TwinStore
 from dilaserve_bench.twin.timeline import Timeline
 from dilaserve_bench.twin.worker import PassObserver, VirtualWorker
 from dilaserve_scheduler.core.effects import Send
 
-__all__ = ["MODEL_ID", "Cluster", "ClusterSpec", "Group", "parse_mix"]
+__all__ = [
+    "MODEL_ID",
+    "Cluster",
+    "ClusterSpec",
+    "Group",
+    "PassSeconds",
+    "parse_mix",
+    "profiled_seconds",
+]
 
 MODEL_ID = "virtual"
+
+PassSeconds = Callable[[int], Callable[[VirtualPlan], float]]
+"""By TP degree: how long a pass takes."""
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -46,6 +57,8 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Latency of a message."""
     store_s: float = 0.0002
     """Round trip to the store."""
+    client_s: float = 0.0
+    """What a client waits beside: connection, tokenizing, and reading its answer."""
     heartbeat_s: float = 0.25
 
     @property
@@ -70,15 +83,27 @@ def parse_mix(text: str) -> tuple[Group, ...]:
     return tuple(groups)
 
 
+def profiled_seconds(spec: ClusterSpec, profiles: ProfileSet) -> PassSeconds:
+    """By the tokens of a pass, as profiled, times the overhead. Raises ProfileError for a degree
+    without a profile."""
+
+    def of_degree(degree: int) -> Callable[[VirtualPlan], float]:
+        curve = profiles.curve(degree)
+        table = [spec.overhead * curve.seconds(n) for n in range(spec.max_batch_tokens + 1)]
+        return lambda plan: table[plan.n_tokens]
+
+    return of_degree
+
+
 class Cluster:
     """All instances, numbered from 0 in the order of the mix."""
 
     def __init__(
         self,
         spec: ClusterSpec,
-        profiles: ProfileSet,
         source: StepSource,
         *,
+        pass_seconds: PassSeconds,
         timeline: Timeline,
         store: TwinStore,
         send: Callable[[WorkerEvent, float], None],
@@ -91,7 +116,7 @@ class Cluster:
         self._send = send
         self._observer = observer
         degrees = [g.tp_degree for g in spec.groups for _ in range(g.n_instances)]
-        self._pass_s = {degree: _pass_seconds(spec, profiles, degree) for degree in set(degrees)}
+        self._pass_s = {degree: pass_seconds(degree) for degree in set(degrees)}
         self._degrees = degrees
         self._workers: list[VirtualWorker | None] = [None] * len(degrees)
         self._by_id: dict[str, VirtualWorker] = {}
@@ -186,10 +211,3 @@ class Cluster:
             store_s=spec.store_s,
             heartbeat_s=spec.heartbeat_s,
         )
-
-
-def _pass_seconds(spec: ClusterSpec, profiles: ProfileSet, degree: int) -> Callable[[int], float]:
-    """A look-up of the seconds of a pass, for as many tokens as one may have."""
-    curve = profiles.curve(degree)
-    table = [spec.overhead * curve.seconds(n) for n in range(spec.max_batch_tokens + 1)]
-    return table.__getitem__

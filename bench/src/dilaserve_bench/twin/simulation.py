@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from dilaserve.messages import Admitted, Cancelled, Refused
 from dilaserve.profiles import ProfileSet
 from dilaserve_bench.twin.clients import Clients, Judge, Served
-from dilaserve_bench.twin.cluster import Cluster, ClusterSpec
+from dilaserve_bench.twin.cluster import Cluster, ClusterSpec, PassSeconds, profiled_seconds
 from dilaserve_bench.twin.faults import Fault
 from dilaserve_bench.twin.measure import Measurements
 from dilaserve_bench.twin.scheduler import Adviser, CoreCalls, VirtualScheduler
@@ -34,7 +34,9 @@ class Scenario:
     """Everything but the workload. What is not data makes a fresh object for every run."""
 
     cluster: ClusterSpec
-    profiles: ProfileSet
+    profiles: ProfileSet | None
+    """Latencies of passes; None where `pass_seconds` tells them."""
+    pass_seconds: PassSeconds | None = None
     policy: Callable[[], Policy]
     source: Callable[[Workload], StepSource]
     judge: Judge | None = None
@@ -103,8 +105,8 @@ class Simulation:
         )
         self.cluster = Cluster(
             spec,
-            scenario.profiles,
             self._source,
+            pass_seconds=_pass_seconds(scenario),
             timeline=self.timeline,
             store=self.store,
             send=self.scheduler.send,
@@ -117,7 +119,7 @@ class Simulation:
             submit=self.scheduler.send,
             block_length=spec.block_length,
             ignore_eos=scenario.ignore_eos,
-            tell_s=spec.store_s + spec.bus_s,
+            tell_s=spec.store_s + spec.bus_s + spec.client_s,
             judge=scenario.judge,
         )
 
@@ -166,3 +168,11 @@ class Simulation:
                 self.scheduler.pause(fault.for_s or 0.0)
             case "restart":
                 self.scheduler.crash(fault.for_s or 0.0)
+
+
+def _pass_seconds(scenario: Scenario) -> PassSeconds:
+    if scenario.pass_seconds is not None:
+        return scenario.pass_seconds
+    if scenario.profiles is None:
+        raise ValueError("a scenario needs profiles or pass_seconds")
+    return profiled_seconds(scenario.cluster, scenario.profiles)

@@ -46,7 +46,7 @@ class PassObserver(Protocol):
 
 
 class VirtualWorker:
-    """One incarnation of an instance. `pass_s` gives the seconds of a pass over n tokens; `send`
+    """One incarnation of an instance. `pass_s` gives the seconds of a pass; `send`
     delivers an event to the scheduler, a given time from now."""
 
     def __init__(
@@ -58,7 +58,7 @@ class VirtualWorker:
         store: TwinStore,
         send: Callable[[WorkerEvent, float], None],
         observer: PassObserver,
-        pass_s: Callable[[int], float],
+        pass_s: Callable[[VirtualPlan], float],
         store_s: float,
         heartbeat_s: float,
     ) -> None:
@@ -174,7 +174,7 @@ class VirtualWorker:
         self._n_free_kv_tokens = self._engine.n_free_kv_tokens
         plan = self._engine.plan()
         if plan is not None:
-            seconds = self._pass_s(plan.n_tokens)
+            seconds = self._pass_s(plan)
             self._timeline.after(seconds, self._end_pass, (plan, seconds))
         elif self._commands or self._is_leaving:
             self._turn()
