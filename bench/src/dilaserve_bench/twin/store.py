@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from dilaserve.lifecycle import Event, State, advance, is_terminal
-from dilaserve.messages import CommitOutcome, FinishReason
+from dilaserve.messages import CommitOutcome, ConfidenceStats, FinishReason
+from dilaserve.store.answers import admit_answer, reassign_answer, to_record
 from dilaserve.store.records import (
     MASKED,
     AdmitAnswer,
@@ -38,6 +38,10 @@ class _Record:
     step: int = 0
     finish_reason: FinishReason | None = None
     error: str = ""
+    stats: ConfidenceStats | None = None
+    ended_s: float | None = None
+    weights_hash: str = ""
+    """Never set, like the two before it: nobody in the twin asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +82,15 @@ class TwinStore:
         """See Store.admit."""
         record = self._records.get(request_id)
         if term < self._term:
-            return _admit_answer("stale_term", record)
+            return admit_answer("stale_term", record)
         if record is None:
-            return _admit_answer("missing", None)
+            return admit_answer("missing", None)
         if record.state != "new":
-            return _admit_answer("terminal" if is_terminal(record.state) else "already", record)
+            return admit_answer("terminal" if is_terminal(record.state) else "already", record)
         record.state = advance(record.state, "admit")
         record.epoch, record.term, record.owner = 1, term, owner
         self._active[request_id] = None
-        return _admit_answer("admitted", record)
+        return admit_answer("admitted", record)
 
     def reassign(
         self,
@@ -101,17 +105,17 @@ class TwinStore:
         """See Store.reassign."""
         record = self._records.get(request_id)
         if term < self._term:
-            return _reassign_answer("stale_term", record)
+            return reassign_answer("stale_term", record)
         if record is None:
-            return _reassign_answer("missing", None)
+            return reassign_answer("missing", None)
         if is_terminal(record.state):
-            return _reassign_answer("terminal", record)
+            return reassign_answer("terminal", record)
         if record.state == "new" or record.epoch != expected_epoch:
-            return _reassign_answer("conflict", record)
+            return reassign_answer("conflict", record)
         record.epoch = max(record.epoch, min_epoch - 1) + 1
         record.term, record.owner = term, owner
         record.attempts += owner_died
-        return _reassign_answer("reassigned", record)
+        return reassign_answer("reassigned", record)
 
     def fail(self, request_id: str, *, term: int, error: str) -> FailAnswer:
         """See Store.fail."""
@@ -162,7 +166,8 @@ class TwinStore:
 
     def load(self, request_ids: Sequence[str]) -> list[RequestRecord | None]:
         """See Store.load; the canvas of a request that has ended is empty."""
-        return [_to_record(self._records.get(request_id)) for request_id in request_ids]
+        records = [self._records.get(request_id) for request_id in request_ids]
+        return [to_record(record) if record else None for record in records]
 
     def confidences(self, request_id: str) -> dict[int, float]:
         """With which the tokens of a request that is active were committed, by position; the
@@ -176,38 +181,3 @@ class TwinStore:
         self._active.pop(request_id, None)
         canvas, record.canvas, record.confidences = record.canvas, [], {}
         self._ended(EndedRecord(request_id, record.state, canvas))
-
-
-def _admit_answer(outcome: Any, record: _Record | None) -> AdmitAnswer:
-    if record is None:
-        return AdmitAnswer(outcome=outcome)
-    return AdmitAnswer(outcome=outcome, epoch=record.epoch, step=record.step, owner=record.owner)
-
-
-def _reassign_answer(outcome: Any, record: _Record | None) -> ReassignAnswer:
-    if record is None:
-        return ReassignAnswer(outcome=outcome)
-    return ReassignAnswer(
-        outcome=outcome,
-        epoch=record.epoch,
-        step=record.step,
-        owner=record.owner,
-        attempts=record.attempts,
-    )
-
-
-def _to_record(record: _Record | None) -> RequestRecord | None:
-    if record is None:
-        return None
-    return RequestRecord(
-        request=record.request,
-        state=record.state,
-        epoch=record.epoch,
-        term=record.term,
-        owner=record.owner,
-        attempts=record.attempts,
-        step=record.step,
-        canvas=list(record.canvas),
-        finish_reason=record.finish_reason,
-        error=record.error,
-    )

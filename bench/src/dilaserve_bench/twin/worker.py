@@ -31,6 +31,7 @@ from dilaserve_bench.twin.timeline import Timeline
 from dilaserve_gpu_worker.engine.types import StepOutput
 from dilaserve_gpu_worker.holdings import Holdings, Unanswered
 from dilaserve_gpu_worker.observe import RequestTraces
+from dilaserve_gpu_worker.reports import item_result
 
 __all__ = ["PassObserver", "VirtualWorker"]
 
@@ -214,20 +215,7 @@ class VirtualWorker:
                 self._holdings.forget(holding, "finished")
         else:
             self._holdings.forget(holding, outcome)
-        return StepItemResult(
-            request_id=output.request_id,
-            epoch=holding.epoch,
-            step=output.step,
-            block=output.block,
-            kind=output.kind,
-            threshold=output.threshold,
-            outcome=outcome,
-            n_new=len(output.tokens),
-            n_unmasked=output.n_unmasked,
-            n_block_masked=output.n_block_masked,
-            confidence=output.stats,
-            finish_reason=output.finish_reason,
-        )
+        return item_result(holding, output, outcome)
 
     # --- beside the loop -----------------------------------------------------------------------
 
