@@ -11,7 +11,16 @@ from dilaserve_scheduler.core import CoreSettings
 from dilaserve_scheduler.core.effects import Ask, Ended, Reassign, Send
 from dilaserve_scheduler.core.events import Told
 from dilaserve_scheduler.core.model import Instance, Request
-from dilaserve_scheduler.core.policy import Decision, Inquire, Limit, Move, Policy, Requeue, Retune
+from dilaserve_scheduler.core.policy import (
+    Decision,
+    Inquire,
+    Limit,
+    Move,
+    Policy,
+    Requeue,
+    Retune,
+    Shelve,
+)
 
 from .driver import Driver, command, every, item, only
 
@@ -87,6 +96,37 @@ def test_a_threshold_is_sent_at_once_and_only_when_it_changes() -> None:
     stage.script.on_step = [Retune(stage.request(), 0.6)]
     assert item(stage.result("a-0001", step=1, n_unmasked=1), "a-0001").threshold == 0.6
     assert stage.result("a-0001", step=2, n_unmasked=2) == []
+
+
+def test_a_shelved_request_waits_after_the_blocks_that_are_credited() -> None:
+    """Behind another one: the last of the line by the policy's rank."""
+    stage = Stage()
+    stage.script.on_step = [Shelve(stage.request())]
+    stage.script.last = {"r"}
+    assert stage.result("a-0001", step=1, n_unmasked=1) == []
+    assert stage.result("a-0001", step=2, n_new=5, n_unmasked=6) == []  # no credit for another
+    assert stage.script.asked == []
+    call = only(stage.result("a-0001", step=3, n_new=2, n_unmasked=8), Reassign)
+    assert (call.owner, call.cause) == ("", "shelved")
+    stage.script.on_step = []
+    stage.script.instances.clear()  # nobody has room
+    effects = stage.reassigned(call)
+    assert [release.request_id for release in command(effects, "a-0001").releases] == ["r"]
+    assert (stage.request().state, stage.a.n_tokens) == ("parked", 0)
+    stage.script.instances.append(stage.b)
+    again = only(stage.up("c-0001"), Reassign)
+    assert (again.owner, again.cause) == ("b-0001", "placed")
+    assert not stage.request().is_leaving
+    assert item(stage.reassigned(again), "b-0001").until_block == 1
+
+
+def test_a_move_takes_back_that_a_request_is_shelved() -> None:
+    stage = Stage()
+    request = stage.request()
+    stage.script.on_step = [Shelve(request), Move(request, stage.a)]
+    stage.result("a-0001", step=1, n_unmasked=1)
+    stage.script.on_step = []
+    assert item(stage.result("a-0001", step=2, n_new=6, n_unmasked=7), "a-0001").until_block == 1
 
 
 def test_a_limit_of_recomputes_goes_with_every_command_from_the_next_on() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 
@@ -46,6 +48,12 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[Group, ...]
     overhead: float = 1.0
     """Factor on every pass: what a system loses outside of the profiled pass."""
+    lookup: Literal["smoothed", "ceil"] = "smoothed"
+    """How a pass between two measured sizes is priced. ceil: as the next larger one that was
+    measured, unsmoothed (the published system pads its CUDA graphs)."""
+    lock_step: bool = False
+    """Whether a pass waits until everybody on the instance may run (the published system sends
+    each pass to its instance anew); needs `run_ahead` 1."""
     max_batch_tokens: int = 8192
     """Of one pass, and of full lengths on one instance."""
     n_kv_tokens: int = 16384
@@ -88,8 +96,9 @@ def profiled_seconds(spec: ClusterSpec, profiles: ProfileSet) -> PassSeconds:
     without a profile."""
 
     def of_degree(degree: int) -> Callable[[VirtualPlan], float]:
-        curve = profiles.curve(degree)
-        table = [spec.overhead * curve.seconds(n) for n in range(spec.max_batch_tokens + 1)]
+        smoothed = profiles.curve(degree).seconds
+        seconds = _next_measured(profiles, degree) if spec.lookup == "ceil" else smoothed
+        table = [spec.overhead * seconds(n) for n in range(spec.max_batch_tokens + 1)]
         return lambda plan: table[plan.n_tokens]
 
     return of_degree
@@ -210,4 +219,13 @@ class Cluster:
             pass_s=self._pass_s[degree],
             store_s=spec.store_s,
             heartbeat_s=spec.heartbeat_s,
+            lock_step=spec.lock_step,
         )
+
+
+def _next_measured(profiles: ProfileSet, degree: int) -> Callable[[int], float]:
+    """Of the next larger size that was measured; beyond the last, of the last."""
+    measured = (p for each in profiles.profiles if each.tp_degree == degree for p in each.points)
+    points = sorted(measured, key=lambda point: point.n_tokens)
+    sizes = [point.n_tokens for point in points]
+    return lambda n: points[min(bisect_left(sizes, n), len(points) - 1)].seconds

@@ -27,6 +27,10 @@ ProfileFile = Annotated[
     str, typer.Option("--profile", help="Latency profile; default: LLaDA on H100 (published).")
 ]
 Overhead = Annotated[float, typer.Option(help="Factor on the profiled seconds of every pass.")]
+Lookup = Annotated[
+    Literal["smoothed", "ceil"],
+    typer.Option(help="Latencies smoothed and interpolated, or of the next larger measured size."),
+]
 Rate = Annotated[float, typer.Option(help="Poisson arrivals a second, per GPU.")]
 Trace = Annotated[
     str, typer.Option(help="Arrivals of Azure's or BurstGPT's CSV, or rates of ServeGen's.")
@@ -63,7 +67,8 @@ PredictorError = Annotated[
     typer.Option(help="WMAPE of the step predictor's stand-in for recorded steps; below 0: none."),
 ]
 RunAhead = Annotated[
-    int | None, typer.Option(help="Steps that an instance may run by itself; default: a block.")
+    int | None,
+    typer.Option(help="Steps an instance may run by itself; default: a block. 1: lock step."),
 ]
 Faults = Annotated[
     list[str],
@@ -92,6 +97,7 @@ def simulate(
     cache: Cache = "dual",
     profile: ProfileFile = "",
     overhead: Overhead = 1.0,
+    lookup: Lookup = "smoothed",
     rate: Rate = 1.5,
     trace: Trace = "",
     average_day: AverageDay = False,
@@ -118,8 +124,9 @@ def simulate(
     """Run a policy over a virtual cluster; Ctrl-C ends it and reports what there is."""
     options = SimulateOptions(
         policy=policy, threshold=threshold, instances=instances, budget=budget, cache=cache,
-        profile=profile, overhead=overhead, rate=rate, trace=trace, average_day=average_day,
-        speed=speed, requests=requests, sizes=sizes, prompt=prompt, output=output, slo_s=slo,
+        profile=profile, overhead=overhead, lookup=lookup, rate=rate, trace=trace,
+        average_day=average_day, speed=speed, requests=requests, sizes=sizes, prompt=prompt,
+        output=output, slo_s=slo,
         source=source, steps=steps, model=model, problems=problems, threads=threads,
         predictor_error=predictor_error, run_ahead=run_ahead,
         faults=tuple(fault), horizon_s=horizon,

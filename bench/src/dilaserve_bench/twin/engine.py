@@ -215,6 +215,10 @@ class VirtualEngine:
                 outputs.append(output)
         return outputs
 
+    def all_may_run(self) -> bool:
+        """Whether nobody who has steps left waits for credit."""
+        return all(s.may_run() or s.finish_reason is not None for s in self._sequences.values())
+
     # --- what can run ---------------------------------------------------------------------------
 
     def _ready(self) -> list[_Sequence]:

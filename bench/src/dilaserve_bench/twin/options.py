@@ -57,6 +57,7 @@ class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheMode = "dual"
     profile: str = ""
     overhead: float = 1.0
+    lookup: Literal["smoothed", "ceil"] = "smoothed"
     rate: float = 1.5
     trace: str = ""
     average_day: bool = False
@@ -94,6 +95,8 @@ def make_plan(options: SimulateOptions, environ: Mapping[str, str]) -> Plan:
         max_batch_tokens=options.budget,
         n_kv_tokens=2 * options.budget,
         cache_mode=options.cache,
+        lookup=options.lookup,
+        lock_step=options.run_ahead == 1,
     )
     table = load_steps(
         Path(options.steps) if options.steps else data_file("gsm8k_llada_steps.json")

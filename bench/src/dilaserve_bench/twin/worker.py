@@ -62,6 +62,7 @@ class VirtualWorker:
         pass_s: Callable[[VirtualPlan], float],
         store_s: float,
         heartbeat_s: float,
+        lock_step: bool = False,
     ) -> None:
         self.info = info
         self.is_alive = True
@@ -76,6 +77,7 @@ class VirtualWorker:
         self._pass_s = pass_s
         self._store_s = store_s
         self._heartbeat_s = heartbeat_s
+        self._lock_step = lock_step
         self._holdings = Holdings(
             engine,
             instance_id=info.instance_id,
@@ -173,7 +175,8 @@ class VirtualWorker:
         # Said only now: whoever reads it in a heartbeat must find the requests in it, too.
         self._applied = self._applying
         self._n_free_kv_tokens = self._engine.n_free_kv_tokens
-        plan = self._engine.plan()
+        waits = self._lock_step and not self._engine.all_may_run()
+        plan = None if waits else self._engine.plan()
         if plan is not None:
             seconds = self._pass_s(plan)
             self._timeline.after(seconds, self._end_pass, (plan, seconds))

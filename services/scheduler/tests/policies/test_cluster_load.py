@@ -10,7 +10,12 @@ import pytest
 from dilaserve.profiles import LatencyProfile, Point, ProfileSet
 from dilaserve_scheduler.core.model import Request
 from dilaserve_scheduler.core.policy import Limit
-from dilaserve_scheduler.policies.cluster_load import HOPELESS_FACTOR, UTILISATION, ClusterLoad
+from dilaserve_scheduler.policies.cluster_load import (
+    HOPELESS_FACTOR,
+    OVERLOAD_SLOS,
+    UTILISATION,
+    ClusterLoad,
+)
 from dilaserve_scheduler.policies.fastest import Fastest
 from dilaserve_scheduler.policies.habits import Habits
 from dilaserve_scheduler.policies.ledger import Ledger
@@ -151,6 +156,15 @@ def test_without_load_control_the_level_stays() -> None:
     requests = [stage.enter(f"r{n}", deadline=0.3) for n in range(10)]
     stage.load.control(0.0)
     assert stage.caps(*requests) == [1] * 10
+
+
+def test_arrivals_are_reckoned_with_further_ahead_the_less_the_lowest_thresholds_help() -> None:
+    """An instance-second of work in a second is more than UTILISATION of the instance by 0.03."""
+    for rate, work, slos in ((1.0, 0.5, 2.0), (1.0, 1.0, 2.0 + OVERLOAD_SLOS / UTILISATION * 0.03)):
+        stage = Stage(horizon_slos=2.0)
+        stage.enter("r", deadline=10.0)
+        stage.load.control(0.0)
+        assert stage.load._horizon_s(3.0, rate * work) == pytest.approx(3.0 * slos)
 
 
 def test_without_a_forecast_only_who_is_there_and_the_next_count() -> None:

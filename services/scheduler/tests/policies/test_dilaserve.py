@@ -8,7 +8,7 @@ import pytest
 
 from dilaserve.messages import PredictSteps, StepAnswer, StepsPredicted
 from dilaserve_scheduler.core.model import Instance, Request
-from dilaserve_scheduler.core.policy import Inquire, Requeue, Retune
+from dilaserve_scheduler.core.policy import Inquire, Requeue, Retune, Shelve
 from dilaserve_scheduler.policies.dilaserve import Dilaserve
 
 from .builders import advance, make_instance, make_request, options, result, seat
@@ -168,6 +168,33 @@ def test_priority_then_deadline_then_the_hopeless() -> None:
     assert list(stage.policy.tick(0.0)) == [Requeue(late)]
     assert sorted([later, soon, high, late], key=rank) == [high, soon, later, late]
     assert list(stage.policy.tick(0.25)) == []
+
+
+def late(stage: Stage, *, waits: bool) -> list[Any]:
+    """What is done about a request that needs 110 ms, twice what is left of its SLO."""
+    stage.start("s")
+    request = stage.start("r", slo_s=0.1)
+    if waits:
+        stage.park("w", slo_s=5.0)
+    stage.policy.tick(0.0)
+    stage.step(0.05, request)
+    stage.policy.told(0.05, answer(request, [11, 16], [12, 18]))
+    return stage.step(0.05, request, n_new=0)
+
+
+def test_who_will_surely_be_late_makes_room_for_one_who_waits() -> None:
+    stage = Stage()
+    (decision,) = [d for d in late(stage, waits=True) if isinstance(d, Shelve)]
+    request = decision.request
+    assert request.request_id == "r"
+    assert not [d for d in stage.step(0.06, request) if isinstance(d, Shelve)]  # said once
+    stage.policy.parked(0.07, request)
+    assert stage.policy.rank(request) > stage.policy.rank(stage.park("x", slo_s=9.0))
+
+
+def test_who_will_be_late_goes_on_where_that_helps_nobody() -> None:
+    for stage, waits in ((Stage(), False), (Stage(give_up_hopeless=False), True)):
+        assert not [d for d in late(stage, waits=waits) if isinstance(d, Shelve)]
 
 
 def test_it_moves_at_the_end_of_a_block_for_a_real_gain_only() -> None:

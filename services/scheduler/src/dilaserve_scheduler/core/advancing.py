@@ -10,7 +10,16 @@ from dilaserve_scheduler.core.membership import Members
 from dilaserve_scheduler.core.model import Instance, Request
 from dilaserve_scheduler.core.outbox import Outbox
 from dilaserve_scheduler.core.placing import Placing
-from dilaserve_scheduler.core.policy import Decision, Inquire, Limit, Move, Policy, Requeue, Retune
+from dilaserve_scheduler.core.policy import (
+    Decision,
+    Inquire,
+    Limit,
+    Move,
+    Policy,
+    Requeue,
+    Retune,
+    Shelve,
+)
 from dilaserve_scheduler.core.progress import advance_by_step
 
 __all__ = ["Advancing"]
@@ -54,7 +63,7 @@ class Advancing:
         if not request.placed:
             return
         self._ask_where_next(now, request)
-        if request.leaving_for is not None and credit.ran_out(request):
+        if request.is_leaving and credit.ran_out(request):
             self._depart(now, request, request.leaving_for)
         if request.placed and credit.extend(request, self._run_ahead):
             self._outbox.credit(request)
@@ -71,6 +80,8 @@ class Advancing:
                     self._outbox.ask(query)
                 case Requeue(request):
                     self._placing.requeue(request)
+                case Shelve(request):
+                    self._shelve(now, request)
                 case Limit(instance, recompute_tokens):
                     instance.recompute_tokens = recompute_tokens
 
@@ -108,14 +119,16 @@ class Advancing:
         block = request.block
         if request.asked_block >= block or block + 1 >= request.n_blocks:
             return
-        if request.leaving_for is None and credit.is_ending(request):
+        if not request.is_leaving and credit.is_ending(request):
             request.asked_block = block
             to = self._policy.block_ending(now, request)
             if to is not None and to is not request.instance:
                 request.leaving_for = to
 
-    def _depart(self, now: float, request: Request, to: Instance) -> None:
-        if to.has_room(request) and to.state == "live":
+    def _depart(self, now: float, request: Request, to: Instance | None) -> None:
+        if to is None:
+            self._placing.move(now, request, None, "shelved")
+        elif to.has_room(request) and to.state == "live":
             self._placing.move(now, request, to, "moved")
         else:
             request.leaving_for = None
@@ -128,10 +141,16 @@ class Advancing:
     def _move(self, now: float, request: Request, to: Instance, *, at_once: bool) -> None:
         if not request.placed:
             return
+        request.is_shelved = False
         request.leaving_for = None if to is request.instance else to
         if at_once and request.leaving_for is not None:
             self._depart(now, request, to)
         self.go_on(now, request)
+
+    def _shelve(self, now: float, request: Request) -> None:
+        if request.placed:
+            request.is_shelved, request.leaving_for = True, None
+            self.go_on(now, request)
 
     def _rejected(self, now: float, instance_id: str, rejected: Rejected) -> None:
         request = self._placing.requests.get(rejected.request_id)

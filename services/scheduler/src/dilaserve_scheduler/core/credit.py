@@ -27,7 +27,7 @@ def extend(request: Request, run_ahead: int | None) -> bool:
     end of the present block, one more when that is about to end and the policy, asked, does not
     want the request elsewhere, and with `run_ahead` at most so many steps. Never shrinks."""
     before = request.until_block, request.until_step
-    if request.leaving_for is None:
+    if not request.is_leaving:
         ahead = 1 if is_ending(request) and request.asked_block == request.block else 0
         last = request.n_blocks - 1
         request.until_block = max(request.until_block, min(request.block + ahead, last))

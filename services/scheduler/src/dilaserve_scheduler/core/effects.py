@@ -26,10 +26,11 @@ __all__ = [
     "Send",
 ]
 
-MoveCause = Literal["died", "left", "misplaced", "placed", "moved", "fenced"]
+MoveCause = Literal["died", "left", "misplaced", "placed", "moved", "shelved", "fenced"]
 """died: its owner is dead; left: its owner went on purpose; misplaced: its owner is gone or
 refused before it got the request; placed: it was parked; moved: the policy wants it elsewhere;
-fenced: memory and store disagree, or the store was restarted."""
+shelved: the policy lets others go first; fenced: memory and store disagree, or the store was
+restarted."""
 
 FailCause = Literal["poison", "never_fits", "invalid", "cancelled", "unheeded", "timed_out"]
 

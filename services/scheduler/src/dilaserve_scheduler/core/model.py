@@ -129,6 +129,8 @@ class Request:
     until_step: int | None = None
     leaving_for: Instance | None = None
     """Where the policy wants it after the blocks that are credited."""
+    is_shelved: bool = False
+    """Whether the policy wants it to wait after the blocks that are credited."""
     asked_block: int = -1
     """The last block whose end the policy was asked about."""
     sent_seq: int = 0
@@ -164,6 +166,11 @@ class Request:
     def at_block_start(self) -> bool:
         """Whether the next step is a recompute step."""
         return self.n_block_masked == self.block_size(self.block)
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it gets no more credit where it is."""
+        return self.is_shelved or self.leaving_for is not None
 
     @property
     def placed(self) -> bool:

@@ -79,7 +79,7 @@ class Placing:
         epoch that the store is believed to hold, the known one by default."""
         request.advance("move")
         self._unpark(now, request)
-        request.leaving_for = None
+        request.leaving_for, request.is_shelved = None, False
         self._seats.reserve(now, request, to)
         self._outbox.reassign(
             request,

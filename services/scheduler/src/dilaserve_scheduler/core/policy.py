@@ -13,7 +13,17 @@ from typing import Protocol
 from dilaserve.messages import StepResult
 from dilaserve_scheduler.core.model import Instance, Request
 
-__all__ = ["Decision", "Inquire", "Limit", "Move", "Overload", "Policy", "Requeue", "Retune"]
+__all__ = [
+    "Decision",
+    "Inquire",
+    "Limit",
+    "Move",
+    "Overload",
+    "Policy",
+    "Requeue",
+    "Retune",
+    "Shelve",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +43,14 @@ class Move:
     request: Request
     to: Instance
     at_once: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Shelve:
+    """Let a running request wait, in its place in the line, after the blocks already credited; it
+    goes on where it was. Ignored for one that does not run."""
+
+    request: Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +78,7 @@ class Limit:
     recompute_tokens: int | None
 
 
-Decision = Retune | Move | Inquire | Requeue | Limit
+Decision = Retune | Move | Inquire | Requeue | Shelve | Limit
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,10 @@ UTILISATION = 0.97
 HOPELESS_FACTOR = 1.4
 """A request that waits is given up when it needs its remaining time over this. Those that would
 only just be late cost as much as those in time."""
+OVERLOAD_SLOS = 20.0
+"""How much further ahead arrivals are reckoned with, in SLOs, for each instance-second that they
+need at the lowest thresholds beyond each that there is. What is not saved while such an overload
+lasts is never saved; a smaller one is met in time by lowering thresholds later."""
 DEFAULT_CACHE_TOKENS = 32.0
 MOST_TOGETHER = 4
 """Limits of rows that recompute together that are tried."""
@@ -68,6 +72,8 @@ class ClusterLoad:
         """Of the rows of recent passes."""
         self.n_cache = DEFAULT_CACHE_TOKENS
         """Tokens of a recent request's cache step."""
+        self.n_hopeful = 0
+        """Who wait and can be in time."""
         self.wait_s = 0.0
         """Until all work that is there is done."""
 
@@ -139,6 +145,7 @@ class ClusterLoad:
         self._price()
         newly = self._find_hopeless(now, slots)
         slots = slots[~ledger.is_hopeless[slots]]
+        self.n_hopeful = int(np.count_nonzero(ledger.is_waiting[slots]))
         slots = slots[self._order(slots)]
         if self._options.load_control:
             self._find_levels(now, slots)
@@ -251,7 +258,6 @@ class ClusterLoad:
 
     def _forecast(self, now: float, priority: int, settled: dict[int, float]) -> Forecast:
         """Arrivals of all priorities: those above as settled, those below at the lowest."""
-        ahead = self._options.horizon_slos if self._options.forecast else 0.0
         rate, slo_s, work = 0.0, math.inf, np.zeros(self._top + 1)
         for each, arrivals in self._arrivals.items():
             own = arrivals.rate(now)
@@ -268,8 +274,16 @@ class ClusterLoad:
             rate=rate,
             work_s=work / rate if rate else work,
             slack_s=slo_s if rate else math.inf,
-            horizon_s=ahead * slo_s if rate else 0.0,
+            horizon_s=self._horizon_s(slo_s, float(work[0])) if rate else 0.0,
         )
+
+    def _horizon_s(self, slo_s: float, lowest: float) -> float:
+        """How far ahead arrivals are reckoned with that need so many instance-seconds a second at
+        the lowest thresholds."""
+        if not self._options.forecast:
+            return 0.0
+        beyond = max(lowest / self._capacity() - 1.0, 0.0)
+        return (self._options.horizon_slos + OVERLOAD_SLOS * beyond) * slo_s
 
     def _capacity(self) -> float:
         """Instance-seconds of the reference degree a second: a faster degree counts for more."""

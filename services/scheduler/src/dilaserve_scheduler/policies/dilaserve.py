@@ -13,7 +13,7 @@ import numpy as np
 
 from dilaserve.messages import StepAnswer, StepResult, StepsPredicted
 from dilaserve_scheduler.core.model import Instance, Request
-from dilaserve_scheduler.core.policy import Decision, Overload, Policy, Requeue, Retune
+from dilaserve_scheduler.core.policy import Decision, Overload, Policy, Requeue, Retune, Shelve
 from dilaserve_scheduler.policies.asking import Asking
 from dilaserve_scheduler.policies.backlog import Backlog
 from dilaserve_scheduler.policies.cluster_load import ClusterLoad
@@ -35,6 +35,8 @@ RISK = 1.2
 """Upper quantile of the remaining steps over their median while there is no predictor's."""
 RAISE_AT = 0.95
 """A request goes back to a higher threshold only if that needs at most this share of its budget."""
+SURELY = 1.6
+"""A running request is given up only if it would be late even with so much fewer steps."""
 SHARE_SMOOTHING = 0.02
 """Weight of a pass in the share of recompute rows."""
 
@@ -108,6 +110,7 @@ class Dilaserve(Policy):
             Retune(requests[n], self._value(requests[n], int(chosen[n]))) for n in changed
         ]
         self._ledger.current[slots] = chosen
+        decisions += [Shelve(requests[n]) for n in self._find_hopeless(now, slots, instance)]
         return decisions
 
     def told(self, now: float, answer: object) -> tuple[()]:
@@ -142,6 +145,25 @@ class Dilaserve(Policy):
         highest = np.where(fits, candidates, 0).max(axis=1)
         chosen: Integers = np.maximum(highest, ledger.floor[slots])
         return chosen
+
+    def _find_hopeless(self, now: float, slots: Integers, instance: Instance) -> list[int]:
+        """Which of these will surely be late, have blocks left to start, and hold a place that one
+        who waits could still use."""
+        ledger = self._ledger
+        if not self._load.n_hopeful or not self._options.give_up_hopeless:
+            return []
+        least = self._least_s(slots, instance) / SURELY
+        late = (now + least > ledger.deadline[slots]) & (ledger.recomputes[slots] >= 1.0)
+        late &= ~ledger.is_hopeless[slots]
+        ledger.is_hopeless[slots[late]] = True
+        found: list[int] = np.flatnonzero(late).tolist()
+        return found
+
+    def _least_s(self, slots: Integers, instance: Instance) -> Floats:
+        steps = self._ledger.steps(slots)
+        lowest = np.take_along_axis(steps, self._ledger.floor[slots][:, None], axis=1)[:, 0]
+        result: Floats = lowest * self._pass_s(instance)
+        return result
 
     def _caps(self, slots: Integers) -> Integers:
         ledger = self._ledger

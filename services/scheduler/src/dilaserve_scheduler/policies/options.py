@@ -44,8 +44,9 @@ class PolicyOptions:
     """Share of its SLO that a request's own threshold is planned with."""
     refresh_tokens: int = 8
     """Newly unmasked tokens after which a request's remaining steps are predicted anew."""
-    horizon_slos: float = 2.5
-    """How far ahead arrivals are reckoned with, in SLOs of the mean arrival."""
+    horizon_slos: float = 1.0
+    """How far ahead arrivals are reckoned with, in SLOs of the mean arrival, as long as the lowest
+    thresholds would be enough for them."""
 
     # Parts of `dilaserve`; without one it does there what the paper does, or nothing.
     load_control: bool = True
