@@ -158,6 +158,45 @@ def test_credit_ends_at_a_step(model: LLaDA) -> None:
     assert not engine.has_work()
 
 
+def test_rows_that_recompute_are_put_off_beyond_their_limit(model: LLaDA) -> None:
+    """Three requests of 21 tokens. With 25, one starts its block in a pass, and those that have
+    run from the cache beside it; whoever was put off comes first."""
+    alone, together = new_engine(model), new_engine(model)
+    names = ["a", "b", "c"]
+    for engine in (alone, together):
+        for name in names:
+            engine.add(request(name, threshold=1.0))
+    together.limit_recomputes(25)
+    rows = []
+    while (plan := together.plan()) is not None:
+        rows.append([(row.sequence.request_id, row.kind) for row in plan.rows])
+        together.unmask(plan, together.forward(plan))
+    assert [sorted(row) for row in rows[:4]] == [
+        [("a", "recompute")],
+        [("a", "cache"), ("b", "recompute")],
+        [("a", "cache"), ("b", "cache"), ("c", "recompute")],
+        [("a", "cache"), ("b", "cache"), ("c", "cache")],
+    ]
+    assert all(sum(kind == "recompute" for _, kind in row) <= 1 for row in rows)
+    run(alone)
+    assert [alone.canvas(name) for name in names] == [together.canvas(name) for name in names]
+
+
+def test_a_row_above_the_limit_has_its_turn(model: LLaDA) -> None:
+    engine = new_engine(model)
+    engine.add(request("a"))
+    engine.add(request("long", n_prompt=60))
+    engine.limit_recomputes(0)
+    steps = run(engine)
+    assert {step.request_id for step in steps if step.finish_reason} == {"a", "long"}
+    engine.add(request("b"))
+    engine.add(request("c"))
+    engine.limit_recomputes(None)
+    plan = engine.plan()
+    assert plan is not None
+    assert len(plan.rows) == 2
+
+
 def test_no_rebuild_without_credit(model: LLaDA) -> None:
     engine = new_engine(model)
     half_done = replace(request(until_step=4), step=4, canvas=[7, MASKED, 9] + [MASKED] * 13)

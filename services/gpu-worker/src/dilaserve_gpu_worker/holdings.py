@@ -43,6 +43,10 @@ class RequestEngine(Protocol):
         """Replace the credit of a held request."""
         ...
 
+    def limit_recomputes(self, n_tokens: int | None) -> None:
+        """Most tokens of the rows of a pass that compute their whole length; None: no limit."""
+        ...
+
     def remove(self, request_id: str) -> None:
         """Forget a request and free its KV."""
         ...
@@ -102,6 +106,7 @@ class Holdings:
             self._upsert(item)
         for release in command.releases:
             self._release(release)
+        self._engine.limit_recomputes(command.recompute_tokens)
 
     def take(
         self, item: StepItem, record: RequestRecord | None, confidences: Mapping[int, float]

@@ -28,6 +28,16 @@ async def test_a_worker_that_hears_nothing_stops_at_the_end_of_its_credit(rig):
     await rig.until(lambda: rig.steps("r") == list(range(1, 13)))
 
 
+async def test_the_limit_of_recomputes_is_that_of_the_last_command(rig):
+    await rig.new("r")
+    await rig.command(item("r", until_step=1), recompute_tokens=40)
+    await rig.until(lambda: rig.steps("r") == [1])
+    assert rig.engine.recompute_tokens == 40
+    await rig.command(item("r", until_step=2))
+    await rig.until(lambda: rig.steps("r") == [1, 2])
+    assert rig.engine.recompute_tokens is None
+
+
 async def test_stale_commands_are_ignored(rig):
     await rig.new("r")
     await rig.command(item("r", until_step=1), term=2, seq=5)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from dilaserve.messages import CacheMode
 from dilaserve_gpu_worker.attention import attention_backend
 from dilaserve_gpu_worker.engine.batch import build_batch, shape_of
+from dilaserve_gpu_worker.engine.budget import PassBudget
 from dilaserve_gpu_worker.engine.commit import commit_rows, note_outlook
 from dilaserve_gpu_worker.engine.kv_pool import (
     PAGE_TOKENS,
@@ -76,6 +77,7 @@ class Engine:
         self._runner = Runner(model, pool, attention_backend(attention), mask_id=self._mask_id)
         self._sequences: dict[str, Sequence] = {}
         self._n_passes = 0
+        self._n_full_tokens: int | None = None
 
     # --- between passes -------------------------------------------------------------------------
 
@@ -102,6 +104,11 @@ class Engine:
     def set_credit(self, request_id: str, credit: Credit) -> None:
         """Replace the credit of a request that is held."""
         self._sequences[request_id].credit = credit
+
+    def limit_recomputes(self, n_tokens: int | None) -> None:
+        """Most tokens of the rows of a pass that compute their whole length; one such row always
+        may run. None: no limit but that of the pass."""
+        self._n_full_tokens = n_tokens
 
     def remove(self, request_id: str) -> None:
         """Forget a request and free its pages; nothing happens when it is not held."""
@@ -143,13 +150,12 @@ class Engine:
         """Choose the rows of the next pass, within the token budget, least recently run first."""
         started_s = self._counter()
         rows: list[Row] = []
-        n_left = self._max_batch_tokens
+        budget = PassBudget(self._max_batch_tokens, self._n_full_tokens)
         for sequence in self._ready():
             row = sequence.next_row(self._cache_mode)
-            if len(row.tokens) <= n_left:
+            if budget.take(row.kind, len(row.tokens)):
                 self._take_pages(sequence)
                 rows.append(row)
-                n_left -= len(row.tokens)
         return Plan(sorted(rows, key=shape_of), started_s) if rows else None
 
     def forward(self, plan: Plan) -> Scores:
