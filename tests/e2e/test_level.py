@@ -6,6 +6,7 @@ The default policy on real workers, one of which dies under its requests.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 from collections.abc import AsyncIterator
@@ -71,7 +72,11 @@ async def test_the_report_outlives_a_worker(http: httpx.AsyncClient) -> None:
         assert facts(report) == facts(record["dilaserve"])
     moved = [(report, record) for report, record in runs if report["migrations"]]
     assert moved, "no worker died, or it held nothing"
-    assert all(record["epoch"] > 1 for _, record in moved)
+    for _, record in moved:
+        assert record["epoch"] > 1
+        steps = list(itertools.pairwise(record["steps"]))
+        arrivals = [step for before, step in steps if step["worker"] != before["worker"]]
+        assert all((step["kind"] == "cache") is step["rebuilt"] for step in arrivals)
 
 
 async def test_with_time_to_spare_thresholds_stay_high(http: httpx.AsyncClient) -> None:

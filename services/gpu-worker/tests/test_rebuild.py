@@ -29,7 +29,8 @@ def test_no_kill_changes_a_text(golden_folder: Path, golden_model: LLaDA) -> Non
 
 
 def _canvases(model: LLaDA, case: dict[str, Any], step: int, canvas: list[int]) -> list[list[int]]:
-    """The canvas after every step from a stored state on, in a new engine."""
+    """The canvas after every step from a stored state on, in a new engine. The first step, and no
+    other, says that the cache was rebuilt for it, if it was."""
     n_tokens = len(case["prompt"]) + case["gen_length"]
     engine = engine_for_one(model, cache_mode=case["mode"], n_tokens=n_tokens)
     spec = DecodingSpec(
@@ -37,7 +38,10 @@ def _canvases(model: LLaDA, case: dict[str, Any], step: int, canvas: list[int]) 
     )
     credit = Credit(case["threshold"], FAR)
     engine.add(EngineRequest("r", case["prompt"], spec, step, canvas, credit))
-    canvases = []
+    canvases, rebuilt, n_rebuilds = [], [], 0
     while (output := engine.step()) is not None:
         canvases += [engine.canvas("r")] * len(output.steps)
+        rebuilt += [each.rebuilt for each in output.steps]
+        n_rebuilds += output.n_rebuilds
+    assert rebuilt == [bool(n_rebuilds)] + [False] * (len(rebuilt) - 1)
     return canvases

@@ -79,6 +79,7 @@ class Committer:
             confidences=output.confidences,
             stats=output.stats,
             cache_mode=self._info.cache_mode,
+            rebuilt=output.rebuilt,
             weights_hash=self._info.weights_hash,
             finish_reason=output.finish_reason,
             canvas=canvas,

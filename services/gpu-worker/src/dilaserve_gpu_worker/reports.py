@@ -80,6 +80,7 @@ class Reports:
                 kind=output.kind,
                 threshold=output.threshold,
                 worker=self._info.instance_id,
+                rebuilt=output.rebuilt,
                 finish_reason=output.finish_reason,
             ),
         )

@@ -87,4 +87,6 @@ def _report(
         n_unmasked=sequence.n_unmasked,
         n_block_masked=sequence.n_block_masked(row.block),
         finish_reason=sequence.finish_reason,
+        # A first step that finds its cache filled has had it rebuilt.
+        rebuilt=kind == "cache" and sequence.step == sequence.n_inherited + 1,
     )

@@ -65,7 +65,8 @@ class Sequence:
         self.quota = request.quota
         self.credit: Credit = request.credit
         self.n_prompt = len(request.prompt)
-        self.step = request.step
+        self.step = self.n_inherited = request.step
+        """Last step, and the last one that was run elsewhere."""
         self.is_masked: npt.NDArray[np.bool_] = canvas == MASKED
         self.confidences: Floats = np.array(request.confidences or [0.0] * len(canvas))
         """Per canvas position: committed with, or else of the last pass that computed its logits;

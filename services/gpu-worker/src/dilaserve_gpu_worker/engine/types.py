@@ -61,6 +61,8 @@ class StepOutput:
     n_unmasked: int
     n_block_masked: int
     finish_reason: FinishReason | None
+    rebuilt: bool = False
+    """Whether a pass before it only rebuilt the request's cache."""
 
 
 @dataclass(frozen=True, slots=True)
