@@ -3,7 +3,8 @@ VENV ?= .venv
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq --retries 5
-DISTS := shared[embedded] services/gateway services/scheduler services/gpu-worker services/predictor[train] bench
+DISTS := shared[embedded] services/gateway services/scheduler services/gpu-worker services/predictor[train] \
+	services/reconfigurator bench
 MANIFESTS := constraints.txt requirements-dev.txt pyproject.toml shared/pyproject.toml \
 	$(wildcard services/*/pyproject.toml) bench/pyproject.toml
 EXPERIMENTS := calibration fig10 ahead overhead ablation fig11 fig13 realday fig3 fig9 \

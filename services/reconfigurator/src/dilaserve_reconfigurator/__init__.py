@@ -1,0 +1,1 @@
+"""DiLaServe's planner."""

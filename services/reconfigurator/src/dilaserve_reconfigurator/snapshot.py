@@ -1,0 +1,175 @@
+"""What a plan is made for: the workload, the cluster's GPUs, and how fast the model is served.
+
+Plain data and its arithmetic (paper, Table 1). Knows no model of the optimisation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import msgspec
+
+from dilaserve.errors import DiLaServeError
+from dilaserve.messages import CacheMode
+from dilaserve.profiles import LatencyCurve, ProfileSet
+
+__all__ = [
+    "MAX_SIZES",
+    "DegreeSpeed",
+    "Pace",
+    "PlanningError",
+    "RequestClass",
+    "Snapshot",
+    "batch_sizes",
+    "degree_speeds",
+]
+
+MAX_SIZES = 16
+"""Batch sizes per degree and kind of step that the optimisation may choose from."""
+
+
+class PlanningError(DiLaServeError):
+    """Something for which no plan can be made: the operator's data or settings are wrong."""
+
+
+class RequestClass(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests that are alike; lengths in tokens."""
+
+    n_prompt: int
+    n_output: int
+    slo_s: float
+    rate: float
+    """Arrivals a second."""
+
+    @property
+    def n_full(self) -> int:
+        """Tokens of a recompute row: P + O."""
+        return self.n_prompt + self.n_output
+
+
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """T_c: output tokens that a denoising step unmasks on average, at one threshold."""
+
+    threshold: float
+    tokens_per_step: float
+
+
+@dataclass(frozen=True, slots=True)
+class DegreeSpeed:
+    """L_d of one TP degree, and the batch sizes (tokens in a pass) that its instances may run."""
+
+    tp_degree: int
+    recompute: LatencyCurve
+    cache: LatencyCurve
+    recompute_sizes: tuple[int, ...]
+    cache_sizes: tuple[int, ...]
+    overhead: float = 1.0
+    """Factor on the profile: what is lost beside the pass."""
+
+    def recompute_s(self, size: int, n_row: int) -> float:
+        """Seconds of a recompute pass in which a row of `n_row` tokens takes part. A row is not
+        split: one above the batch size is a pass of its own."""
+        return self.overhead * self.recompute.seconds(max(size, n_row))
+
+    def cache_s(self, size: int, n_row: int) -> float:
+        """Seconds of a cache pass in which a row of `n_row` tokens takes part."""
+        return self.overhead * self.cache.seconds(max(size, n_row))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Everything that Stage 1 is told. Raises PlanningError for what makes no sense."""
+
+    classes: tuple[RequestClass, ...]
+    nodes: tuple[int, ...]
+    """GPUs of each node."""
+    speeds: tuple[DegreeSpeed, ...]
+    paces: tuple[Pace, ...]
+    block_length: int = 32
+    cache_mode: CacheMode = "dual"
+    rate_factor: float = 1.5
+    """Safety: rates are planned for as if they were this much higher."""
+
+    def __post_init__(self) -> None:
+        if not self.classes or not self.paces or not self.speeds:
+            raise PlanningError("a plan needs at least one request class, threshold and TP degree")
+        if any(smaller <= 0 or larger % smaller for smaller, larger in pairwise(self.degrees)):
+            raise PlanningError(
+                f"TP degrees {self.degrees} do not divide one another; use for example 1, 2 and 4"
+            )
+        if all(n_gpus < self.degrees[0] for n_gpus in self.nodes):
+            raise PlanningError(f"no node of {list(self.nodes)} GPUs has room for an instance")
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        """D, ascending."""
+        return tuple(sorted(speed.tp_degree for speed in self.speeds))
+
+    @property
+    def total_rate(self) -> float:
+        """Arrivals a second, as measured."""
+        return sum(each.rate for each in self.classes)
+
+    def slots(self, tp_degree: int) -> int:
+        """How many instances of one degree the nodes have room for."""
+        return sum(n_gpus // tp_degree for n_gpus in self.nodes)
+
+    def recompute_steps(self, each: RequestClass) -> int:
+        """Blocks of a request, each of which starts with a recompute step."""
+        return math.ceil(each.n_output / self.block_length)
+
+    def tokens_per_step(self, each: RequestClass) -> tuple[float, ...]:
+        """T_c for one class, in the order of `paces`: a step unmasks at most its block."""
+        block = each.n_output / self.recompute_steps(each)
+        return tuple(min(pace.tokens_per_step, block) for pace in self.paces)
+
+    def step_bounds(self, each: RequestClass) -> tuple[float, float]:
+        """Fewest and most steps of a request: at the fastest and the slowest threshold."""
+        paces = self.tokens_per_step(each)
+        return each.n_output / max(paces), each.n_output / min(paces)
+
+    def n_cache_row(self, each: RequestClass) -> int:
+        """Tokens of its row in a cache step: the block, or with the prefix cache the mean of what
+        is left of the sequence from the block on."""
+        block = min(self.block_length, each.n_output)
+        return block if self.cache_mode == "dual" else (each.n_output + block) // 2
+
+
+def degree_speeds(
+    profiles: ProfileSet,
+    classes: Sequence[RequestClass],
+    *,
+    degrees: Iterable[int],
+    max_batch_tokens: int,
+    block_length: int = 32,
+    cache_mode: CacheMode = "dual",
+    overhead: float = 1.0,
+) -> tuple[DegreeSpeed, ...]:
+    """The speed of each degree, with batch sizes that suit the workload. An instance holds full
+    lengths of at most `max_batch_tokens`, so its cache passes have so many rows at most. Raises
+    ProfileError for a degree that was not measured."""
+    shortest = min(each.n_full for each in classes)
+    longest = max(max_batch_tokens, shortest)
+    mean = sum(each.rate * each.n_full for each in classes) / sum(each.rate for each in classes)
+    n_rows = max(int(longest / mean), 1)
+    row = block_length if cache_mode == "dual" else max(int(mean / 2), 1)
+    return tuple(
+        DegreeSpeed(
+            tp_degree=degree,
+            recompute=profiles.curve(degree, "recompute"),
+            cache=profiles.curve(degree, "cache"),
+            recompute_sizes=batch_sizes(shortest, longest),
+            cache_sizes=tuple(row * n for n in batch_sizes(1, n_rows)),
+            overhead=overhead,
+        )
+        for degree in sorted(set(degrees))
+    )
+
+
+def batch_sizes(smallest: int, largest: int, n: int = MAX_SIZES) -> tuple[int, ...]:
+    """At most `n` whole numbers between the two, each about the same factor above the last."""
+    ratio = (largest / smallest) ** (1 / (n - 1))
+    return tuple(sorted({round(smallest * ratio**i) for i in range(n)}))
