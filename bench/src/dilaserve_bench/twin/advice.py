@@ -1,20 +1,20 @@
-"""A stand-in for the step predictor where steps are recorded and there are no confidences: the
-truth, wrong by as much as the published predictor is.
-
-A third of an error's variance stays with a request, a third with a request at one threshold, and a
-third is drawn anew for each answer.
+"""Who answers the policies' questions in the twin: the trained step predictor, where a real model
+takes the steps; an estimate made once at arrival, to compare; and, where steps are recorded and
+there are no confidences, a stand-in: the truth, wrong by as much as the published predictor is.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from dilaserve.messages import PredictSteps, StepAnswer, StepQuestion, StepsPredicted
 from dilaserve_bench.twin.recorded import StepTable
+from dilaserve_predictor.model import FEWEST_STEPS, Predictor
+from dilaserve_predictor.predicting import predict
 
-__all__ = ["PUBLISHED_WMAPE", "StandIn"]
+__all__ = ["PUBLISHED_WMAPE", "OneShot", "StandIn", "Trained"]
 
 PUBLISHED_WMAPE = 0.193
 """Of the predictor with all features (paper, Figure 6)."""
@@ -24,8 +24,49 @@ FOLDED = math.sqrt(2.0 / math.pi)
 """Mean of |z| for a normal z: turns a mean absolute error into a deviation."""
 
 
+class Trained:
+    """See Adviser: the production predictor."""
+
+    def __init__(self, predictor: Predictor) -> None:
+        self._predictor = predictor
+
+    def answer(self, now: float, query: object) -> StepsPredicted | None:
+        """Of a PredictSteps, whatever its model; None for anything else."""
+        return predict(self._predictor, [query])[0] if isinstance(query, PredictSteps) else None
+
+
+class OneShot:
+    """See Adviser: mean steps per output token by threshold, times the output length, less the
+    steps run. What happens to a request on its way changes nothing."""
+
+    def __init__(self, steps_per_token: Mapping[float, float], *, upper: float) -> None:
+        """`upper`: the upper quantile as a multiple of the estimate."""
+        self._steps_per_token = steps_per_token
+        self._upper = upper
+
+    def answer(self, now: float, query: object) -> StepsPredicted | None:
+        """Of a PredictSteps about thresholds that are known; None for anything else."""
+        if not isinstance(query, PredictSteps):
+            return None
+        answers = [self._estimate(question, query.thresholds) for question in query.questions]
+        return StepsPredicted(model_id=query.model_id, thresholds=query.thresholds, answers=answers)
+
+    def _estimate(self, question: StepQuestion, thresholds: list[float]) -> StepAnswer:
+        whole = [self._steps_per_token[each] * question.n_output for each in thresholds]
+        return StepAnswer(
+            request_id=question.request_id,
+            step=question.step,
+            p50=[max(steps - question.step, FEWEST_STEPS) for steps in whole],
+            upper=[max(self._upper * steps - question.step, FEWEST_STEPS) for steps in whole],
+        )
+
+
 class StandIn:
-    """See Adviser. `row_of` tells the row of a request by its id."""
+    """See Adviser. `row_of` tells the row of a request by its id.
+
+    A third of an error's variance stays with a request, a third with a request at one threshold,
+    and a third is drawn anew for each answer.
+    """
 
     def __init__(
         self, table: StepTable, row_of: Callable[[str], int], *, wmape: float = PUBLISHED_WMAPE

@@ -33,16 +33,21 @@ def wmape(predicted: Floats, truth: Floats) -> float:
     return float(np.abs(predicted - truth).sum()) / total if total else float("nan")
 
 
-def one_shot(training: Examples, asked: Examples) -> Floats:
-    """The estimate made at arrival: mean steps per output token by threshold, times the output
-    length, less the steps run since."""
+def steps_per_token(training: Examples) -> dict[float, float]:
+    """Mean over runs of steps by output length, by threshold."""
     arrivals = training.where(training.step == 0)
     per_token = arrivals.steps_left / arrivals.n_output
-    overall = float(per_token.mean()) if len(arrivals) else 0.0
-    by_threshold = {
+    return {
         threshold: float(per_token[arrivals.thresholds == threshold].mean())
-        for threshold in set(arrivals.thresholds.tolist())
+        for threshold in sorted(set(arrivals.thresholds.tolist()))
     }
+
+
+def one_shot(training: Examples, asked: Examples) -> Floats:
+    """The estimate made at arrival: mean steps per output token by threshold, times the output
+    length, less the steps run since. A threshold never seen counts as the mean of all."""
+    by_threshold = steps_per_token(training)
+    overall = sum(by_threshold.values()) / max(len(by_threshold), 1)
     means = np.array([by_threshold.get(t, overall) for t in asked.thresholds.tolist()])
     return np.maximum(means * asked.n_output - asked.step, FEWEST_STEPS)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from dilaserve.recording import RecordedStep, is_complete
@@ -18,7 +19,7 @@ from dilaserve_predictor.features import CONFIDENCES, FEATURES, Floats
 from dilaserve_predictor.growing import Grown, grow, library_version
 from dilaserve_predictor.model import FEWEST_STEPS, Error, ModelInfo, PredictorError, StepModel
 
-__all__ = ["N_FOLDS", "N_TREES", "n_fits", "train"]
+__all__ = ["N_FOLDS", "n_fits", "train", "without_confidences"]
 
 N_FOLDS = 5
 N_TREES = 50
@@ -60,14 +61,7 @@ def train(
     sets = _folds(examples)
 
     def fit(training: Examples, columns: list[int], objective: dict[str, Any]) -> Grown:
-        grown = grow(
-            training.features,
-            training.steps_left / training.n_output,
-            training.n_output,  # so that an error counts in steps, whatever the length
-            columns=columns,
-            parameters=TREES | objective,
-            n_trees=N_TREES,
-        )
+        grown = _grow(training, columns, objective)
         told()
         return grown
 
@@ -75,6 +69,28 @@ def train(
     info = _describe(model_id, complete, examples, held_out)
     median, upper = fit(examples, ALL, MEDIAN), fit(examples, ALL, UPPER)
     return StepModel(info=info, median=median.trees(), upper=upper.trees())
+
+
+def without_confidences(model: StepModel, runs: Sequence[Sequence[RecordedStep]]) -> StepModel:
+    """The variant `progress` of a model from the same runs: it does not look at confidences. For
+    comparison; what the model says of itself stays as it is."""
+    examples = examples_of(runs)
+    return msgspec.structs.replace(
+        model,
+        median=_grow(examples, PROGRESS, MEDIAN).trees(),
+        upper=_grow(examples, PROGRESS, UPPER).trees(),
+    )
+
+
+def _grow(training: Examples, columns: list[int], objective: dict[str, Any]) -> Grown:
+    return grow(
+        training.features,
+        training.steps_left / training.n_output,
+        training.n_output,  # so that an error counts in steps, whatever the length
+        columns=columns,
+        parameters=TREES | objective,
+        n_trees=N_TREES,
+    )
 
 
 def _hold_out(examples: Examples, sets: Sequence[Booleans], fit: Fit) -> dict[str, Floats]:
