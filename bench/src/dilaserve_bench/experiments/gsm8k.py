@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -57,6 +57,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     n_prompt: int = N_PROMPT
     n_output: int = N_OUTPUT
     instances: str = "16xtp1"
+    lookup: Literal["smoothed", "ceil"] = "smoothed"
     run_ahead: int | None = None
     predictor_error: float = PUBLISHED_WMAPE
     parts: dict[str, Any] = {}
@@ -142,7 +143,12 @@ def _simulation(key: _Key, policies: Policies, timer: Callable[[], float]) -> Si
 
 def _scenario(point: Point, policies: Policies, table: StepTable) -> Scenario:
     profiles = load_profiles(data_file("h100_llada.json"))
-    spec = ClusterSpec(groups=parse_mix(point.instances), overhead=point.overhead)
+    spec = ClusterSpec(
+        groups=parse_mix(point.instances),
+        overhead=point.overhead,
+        lookup=point.lookup,
+        lock_step=point.run_ahead == 1,
+    )
     options = SimulateOptions(predictor_error=point.predictor_error)
     return Scenario(
         cluster=spec,
