@@ -60,4 +60,6 @@ def _body(experiment: Experiment[Any], document: Document[Any]) -> str:
         f"`{document.command}`; seeds {seeds}; n = {document.n:,}; code of {document.commit}; "
         f"[all numbers](../bench/results/{experiment.name}.json)"
     )
-    return f"{as_markdown(experiment.page(document))}\n\n{origin}"
+    plot = f"![{experiment.what}](plots/{experiment.name}.svg)"
+    parts = [*([plot] if experiment.draw else []), as_markdown(experiment.page(document)), origin]
+    return "\n\n".join(parts)
