@@ -217,7 +217,7 @@ def test_rows_that_recompute_are_limited_where_that_makes_passes_faster() -> Non
     stage.load.control(0.0)
     (limit,) = stage.load.limits()
     assert limit.recompute_tokens == 1016
-    limit.instance.recompute_tokens = limit.recompute_tokens
+    limit.instance.recompute_tokens = 1016
     assert stage.load.limits() == []
     stage.enter("shorter", deadline=10.0, n_prompt=900, waits=False)
     stage.load.control(0.0)
@@ -233,7 +233,8 @@ def test_without_a_gain_and_when_told_so_there_is_no_limit() -> None:
     calm.load.control(0.0)
     assert calm.load.limits() == []
     (instance,) = calm.fastest.instances.values()
-    instance.recompute_tokens = 100
+    instance.recompute_tokens = 100  # by an earlier scheduler
+    calm.load.joined(1)
     assert calm.load.limits() == [Limit(instance, None)]
     stage = Wide(limit_recomputes=False)
     stage.load.control(0.0)

@@ -170,6 +170,17 @@ def test_priority_then_deadline_then_the_hopeless() -> None:
     assert list(stage.policy.tick(0.25)) == []
 
 
+def test_the_longer_of_two_with_one_deadline_starts_first() -> None:
+    """Once it is known what a pass takes: 64 tokens need 32 steps at least, 16 need eight."""
+    stage = Stage()
+    stage.start("r")
+    stage.policy.tick(0.0)
+    short = stage.park("short", slo_s=2.0)
+    longer = stage.park("longer", slo_s=2.0, n_output=64)
+    much_later = stage.park("later", slo_s=3.0, n_output=64)
+    assert sorted([much_later, short, longer], key=stage.policy.rank) == [longer, short, much_later]
+
+
 def late(stage: Stage, *, waits: bool) -> list[Any]:
     """What is done about a request that needs 110 ms, twice what is left of its SLO."""
     stage.start("s")

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dilaserve_scheduler.core.model import Request
+from dilaserve_scheduler.core.model import Instance, Request
 from dilaserve_scheduler.core.policy import Limit
 from dilaserve_scheduler.policies.arrivals import Arrivals
 from dilaserve_scheduler.policies.fastest import Fastest, tp_degree
@@ -65,7 +65,11 @@ class ClusterLoad:
         self._splits: dict[int, Split] = {}
         self._by_level: list[Split] = []
         """Of the reference degree, when all run at a candidate."""
+        self._n_rows = 1
+        """Of a full instance."""
         self._together: dict[int, int] = {}
+        self._said: dict[int, int | None] = {}
+        """Limits of recomputing rows that the instances of a degree know of."""
         self._pass_s = self._present_pass_s = 0.0
         """Of a full instance, and of one with an equal part of the requests that are there."""
         self.recompute_share = 0.1
@@ -102,18 +106,35 @@ class ClusterLoad:
     def limits(self) -> list[Limit]:
         """What has to be said anew to instances: the same in tokens."""
         n_full, found = self._n_full(), []
-        for instance in self._fastest.instances.values():
-            n = self.n_together(tp_degree(instance))
+        for degree in self._fastest.degrees():
+            n = self.n_together(degree)
             wanted = None if n >= MANY else math.ceil(n * n_full)
-            if _differ(wanted, instance.recompute_tokens):
-                found.append(Limit(instance, wanted))
+            if degree not in self._said or _differ(wanted, self._said[degree]):
+                self._said[degree] = wanted
+                found += [Limit(i, wanted) for i in self._told_otherwise(degree, wanted)]
         return found
+
+    def joined(self, degree: int) -> None:
+        """An instance that was told nothing yet."""
+        self._said.pop(degree, None)
+
+    def _told_otherwise(self, degree: int, wanted: int | None) -> list[Instance]:
+        instances = self._fastest.instances.values()
+        of_degree = [i for i in instances if tp_degree(i) == degree]
+        return [i for i in of_degree if i.recompute_tokens != wanted]
 
     def service_s(self, slot: int) -> float:
         """Seconds from its placement to its last token, at its level."""
         slots = np.array([slot], dtype=np.intp)
         steps = self._ledger.steps(slots)[0]
         return float(steps[self.caps(slots)[0]]) * self._pass_s
+
+    def least_service_s(self, slot: int) -> float:
+        """The same at its lowest threshold in a full instance; 0 before the first `control`."""
+        if not self._by_level:
+            return 0.0
+        work = self._work_s(np.array([slot], dtype=np.intp))
+        return float(work[0, 0]) * self._n_rows
 
     def caps(self, slots: Integers) -> Integers:
         """Highest candidate of each request: its priority's level, rounded up for as many as the
@@ -146,21 +167,23 @@ class ClusterLoad:
         newly = self._find_hopeless(now, slots)
         slots = slots[~ledger.is_hopeless[slots]]
         self.n_hopeful = int(np.count_nonzero(ledger.is_waiting[slots]))
-        slots = slots[self._order(slots)]
+        slots = self._in_order(slots)
         if self._options.load_control:
             self._find_levels(now, slots)
         requests = [ledger.requests[slot] for slot in newly]
         return [request for request in requests if request is not None]
 
-    def _order(self, slots: Integers) -> Integers:
-        """Those that run, then those that wait by priority and deadline."""
+    def _in_order(self, slots: Integers) -> Integers:
+        """Those that run, then those that wait in the order of their line."""
         ledger = self._ledger
-        keys = (ledger.deadline[slots], -ledger.priority[slots], ledger.is_waiting[slots])
-        return np.lexsort(keys)
+        waits = ledger.is_waiting[slots]
+        waiting = slots[waits]
+        order = np.lexsort((ledger.start_by[waiting], -ledger.priority[waiting]))
+        return np.concatenate([slots[~waits], waiting[order]])
 
     def _price(self) -> None:
         """What rows and tokens cost at each degree while instances are full."""
-        n_rows = self._rows_per_pass()
+        n_rows = self._n_rows = self._rows_per_pass()
         for degree in self._fastest.degrees():
             if self._options.limit_recomputes:
                 self._together[degree] = self._best_together(degree, n_rows)

@@ -79,10 +79,12 @@ class Dilaserve(Policy):
         return self._fastest.all.first_with_room(request)
 
     def rank(self, request: Request) -> tuple[float, ...]:
-        """Priority, then deadline; those that cannot be in time any more come last."""
-        slot = self._ledger.slots.get(request.request_id)
-        hopeless = slot is not None and bool(self._ledger.is_hopeless[slot])
-        return (float(hopeless), -request.priority, self._deadline(request))
+        """Priority, then the latest time to start; those that cannot be in time any more come
+        last."""
+        ledger, slot = self._ledger, self._ledger.slots.get(request.request_id)
+        if slot is None:
+            return (0.0, -request.priority, self._deadline(request))
+        return (float(ledger.is_hopeless[slot]), -request.priority, float(ledger.start_by[slot]))
 
     # --- thresholds (Algorithm 1) --------------------------------------------------------------
 
@@ -232,6 +234,7 @@ class Dilaserve(Policy):
             floor=self._floor(request),
         )
         self._ledger.current[slot] = len(self._thresholds) - 1
+        self._ledger.start_by[slot] -= self._load.least_service_s(slot)
         return slot
 
     def _learn(self, instance: Instance, result: StepResult) -> None:
@@ -304,6 +307,7 @@ class Dilaserve(Policy):
     def joined(self, now: float, instance: Instance) -> tuple[()]:
         """Take it into the choice."""
         self._fastest.add(instance)
+        self._load.joined(tp_degree(instance))
         return ()
 
     def left(self, now: float, instance: Instance) -> tuple[()]:

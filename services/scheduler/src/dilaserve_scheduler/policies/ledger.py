@@ -47,6 +47,8 @@ class Ledger:
         self.n_full = np.zeros(size)
         self.n_cache = np.zeros(size)
         self.deadline = np.zeros(size)
+        self.start_by = np.zeros(size)
+        """The latest time to start, as was reckoned when it came."""
         self.priority = np.zeros(size)
         self.floor = np.zeros(size, dtype=np.intp)
         """Lowest candidate that its quality floor allows."""
@@ -85,7 +87,8 @@ class Ledger:
         self.slots[request.request_id] = slot
         self.requests[slot] = request
         self.n_full[slot], self.n_cache[slot] = request.n_tokens, n_cache
-        self.deadline[slot], self.priority[slot] = deadline, request.priority
+        self.deadline[slot] = self.start_by[slot] = deadline
+        self.priority[slot] = request.priority
         self.floor[slot] = floor
         self._n_added += 1
         self.spread[slot] = self._n_added * GOLDEN % 1.0
