@@ -157,7 +157,9 @@ def test_second_detached_start_leaves_the_log_of_the_first(stack: Home) -> None:
     assert stack.log().startswith(log)
 
 
-@pytest.mark.parametrize("name", ["worker-1", "scheduler", "predictor", "gateway", "nats", "valkey"])
+@pytest.mark.parametrize(
+    "name", ["worker-1", "scheduler", "predictor", "gateway", "nats", "valkey"]
+)
 def test_killed_child_comes_back_at_its_address_and_the_stack_serves(
     stack: Home, name: str
 ) -> None:
