@@ -94,7 +94,8 @@ def solve(
         result.solution_loader.load_vars()
         status = "time_limit" if found == "time_limit" else status
         reached.append(_report(objective, result))
-        _keep(model, objective, reached[-1].value)
+        if not is_last:
+            _keep(model, objective, reached[-1].value)
     return Outcome(
         status="time_limit" if status == "time_limit" else "solved",
         solver=solver,
