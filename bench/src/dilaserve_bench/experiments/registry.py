@@ -23,6 +23,7 @@ EXPERIMENTS = {
     "table6": "table6:TABLE_6",
     "realday": "realday:EXPERIMENT",
     "deciding": "deciding:EXPERIMENT",
+    "live": "live:EXPERIMENT",
     "fig8": "realday:EXPERIMENT",
     "table5": "realday:EXPERIMENT",
 }

@@ -11,7 +11,7 @@ from dilaserve_bench.twin.clients import Served
 from dilaserve_bench.twin.report import quantile
 from dilaserve_bench.twin.simulation import Run
 
-__all__ = ["SpanReport", "report_span", "report_spans"]
+__all__ = ["SpanReport", "mean_threshold", "report_span", "report_spans"]
 
 DIGITS = 5
 
@@ -46,19 +46,8 @@ def report_spans(run: Run, length_s: float) -> list[SpanReport]:
     ]
 
 
-def _report(run: Run, start_s: float, end_s: float, arrived: Sequence[Served]) -> SpanReport:
-    latencies = sorted(served.latency_s for served in arrived if served.outcome == "done")
-    return SpanReport(
-        at_s=start_s,
-        n=len(arrived),
-        attainment=_rounded(sum(s.in_time for s in arrived) / len(arrived)) if arrived else None,
-        mean_threshold=_rounded(_mean_threshold(run, start_s, end_s)),
-        p50_s=_rounded(quantile(latencies, 0.5)),
-        p99_s=_rounded(quantile(latencies, 0.99)),
-    )
-
-
-def _mean_threshold(run: Run, start_s: float, end_s: float) -> float | None:
+def mean_threshold(run: Run, start_s: float, end_s: float) -> float | None:
+    """Over the steps that ended in the slots that begin there; None if there were none."""
     measured = run.measured
     slots = [
         slot
@@ -67,6 +56,18 @@ def _mean_threshold(run: Run, start_s: float, end_s: float) -> float | None:
     ]
     n_steps = sum(slot.n_steps for slot in slots)
     return sum(slot.threshold_sum for slot in slots) / n_steps if n_steps else None
+
+
+def _report(run: Run, start_s: float, end_s: float, arrived: Sequence[Served]) -> SpanReport:
+    latencies = sorted(served.latency_s for served in arrived if served.outcome == "done")
+    return SpanReport(
+        at_s=start_s,
+        n=len(arrived),
+        attainment=_rounded(sum(s.in_time for s in arrived) / len(arrived)) if arrived else None,
+        mean_threshold=_rounded(mean_threshold(run, start_s, end_s)),
+        p50_s=_rounded(quantile(latencies, 0.5)),
+        p99_s=_rounded(quantile(latencies, 0.99)),
+    )
 
 
 def _arrived(served: Served, start_s: float, end_s: float) -> bool:

@@ -65,8 +65,6 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Latency of a message."""
     store_s: float = 0.0002
     """Round trip to the store."""
-    client_s: float = 0.0
-    """What a client waits beside: connection, tokenizing, and reading its answer."""
     heartbeat_s: float = 0.25
 
     @property

@@ -32,6 +32,10 @@ class Watch:
         self._overall: TaskID | None = None
         self._n_expected = 0
 
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self._progress.console.print(text, highlight=False)
+
     def expect(self, n_points: int) -> None:
         """So many more points are to come, each of which `reached` will tell of."""
         self._n_expected += n_points

@@ -119,7 +119,7 @@ class Simulation:
             submit=self.scheduler.send,
             block_length=spec.block_length,
             ignore_eos=scenario.ignore_eos,
-            tell_s=spec.store_s + spec.bus_s + spec.client_s,
+            tell_s=spec.store_s + spec.bus_s,
             judge=scenario.judge,
         )
 

@@ -1,0 +1,1 @@
+"""Load on a real stack, and the digital twin of that stack beside it."""

@@ -1,0 +1,134 @@
+"""One trial of a live stack: how much it takes, traces to fit the twin to, and a trace on each side
+of the knee that is to be predicted."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from dilaserve.bus.nats import connect_nats
+from dilaserve.supervisor.stack import Stack
+from dilaserve_bench.live.load import Answer, drive
+from dilaserve_bench.live.passes import SeenPass, watching_passes
+from dilaserve_bench.twin.tiny import TinyProblems
+from dilaserve_bench.twin.workload import Arrival, RequestClass, Workload, poisson
+
+__all__ = ["SLO_S", "InterruptedTrialError", "Plan", "Trace", "run_trial"]
+
+SLO_S = 2.0
+PATH = "/v1/completions"
+BURST_RATE = 10_000.0
+"""Arrivals a second that are as good as all at once."""
+PAUSE_S = 3.0
+
+
+class InterruptedTrialError(Exception):
+    """The trial was broken off between two traces."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """How many requests; rates as multiples of what the stack takes."""
+
+    n_burst: int = 300
+    n_fit: int = 500
+    """At each of the rates."""
+    n_test: int = 1200
+    fit_loads: tuple[float, ...] = (0.5, 1.5)
+    test_loads: tuple[float, ...] = (0.7, 1.5)
+    seed: int = 0
+
+
+Role = Literal["warm-up", "burst", "fit", "test"]
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
+    """Poisson arrivals at one rate, and what the clients and the bus saw of them."""
+
+    role: Role
+    rate: float
+    start_s: float
+    """When it began, from the begin of the first."""
+    workload: list[Arrival]
+    """Times from `start_s` on."""
+    answers: list[Answer]
+    passes: list[SeenPass]
+
+    @property
+    def throughput(self) -> float:
+        """Requests served a second, from the first arrival to the last answer."""
+        return len(self.answers) / max(answer.ended_at for answer in self.answers)
+
+
+async def run_trial(
+    stack: Stack,
+    problems: TinyProblems,
+    model_name: str,
+    plan: Plan,
+    *,
+    say: Callable[[str], None],
+    interrupted: Callable[[], bool],
+) -> list[Trace]:
+    """Every trace has arrivals of its own; one begins when the other has ended. Raises
+    InterruptedTrialError."""
+    bus = await connect_nats(stack.endpoints.nats_url, name="bench")
+    traces: list[Trace] = []
+    begin = time.perf_counter()
+    try:
+        async with watching_passes(bus) as passes:
+
+            async def drive_one(role: Role, rate: float, n: int) -> Trace:
+                if interrupted():
+                    raise InterruptedTrialError
+                say(f"{role}: {n} requests at {rate:.1f} a second")
+                workload = _workload(problems, rate, n, plan.seed + len(traces))
+                passes.clear()
+                start_s = time.perf_counter() - begin
+                answers = await drive(
+                    stack.endpoints.gateway_url, workload, _body(problems, model_name), path=PATH
+                )
+                await asyncio.sleep(PAUSE_S)
+                trace = Trace(
+                    role=role,
+                    rate=rate,
+                    start_s=start_s,
+                    workload=list(workload),
+                    answers=answers,
+                    passes=list(passes),
+                )
+                traces.append(trace)
+                return trace
+
+            await drive_one("warm-up", BURST_RATE, plan.n_burst // 4)
+            capacity = (await drive_one("burst", BURST_RATE, plan.n_burst)).throughput
+            for load in plan.fit_loads:
+                await drive_one("fit", load * capacity, plan.n_fit)
+            for load in plan.test_loads:
+                await drive_one("test", load * capacity, plan.n_test)
+    finally:
+        await bus.close()
+    return traces
+
+
+def _workload(problems: TinyProblems, rate: float, n: int, seed: int) -> Workload:
+    any_size = RequestClass(n_prompt=1, n_output=1, slo_s=SLO_S)
+    draw = poisson([any_size], rate=rate, n=n, n_cases=len(problems.cases))
+    return problems.sized(draw)(seed)
+
+
+def _body(problems: TinyProblems, model_name: str) -> Callable[[Arrival], dict[str, Any]]:
+    def body(arrival: Arrival) -> dict[str, Any]:
+        prompt: Sequence[int] = problems.cases[arrival.case].prompt
+        return {
+            "model": model_name,
+            "prompt": prompt,
+            "max_tokens": arrival.n_output,
+            "temperature": 0,
+            "ignore_eos": True,
+            "slo_ms": round(1000 * SLO_S),
+        }
+
+    return body
