@@ -24,6 +24,9 @@ EXPERIMENTS = {
     "realday": "realday:EXPERIMENT",
     "deciding": "deciding:EXPERIMENT",
     "live": "live:EXPERIMENT",
+    "predictor": "predictor:EXPERIMENT",
+    "fig6": "predictor:EXPERIMENT",
+    "fig7": "predictor:EXPERIMENT",
     "fig8": "realday:EXPERIMENT",
     "table5": "realday:EXPERIMENT",
 }
