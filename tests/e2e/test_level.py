@@ -1,6 +1,6 @@
 """What clients ask of latency and quality reaches the thresholds; the answer says what was used.
 
-The default policy on real workers, one of which dies under its requests.
+The default policy on real workers, one of which dies under its requests, as does the scheduler.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest_asyncio
 from dilaserve.embedded import free_port
 from dilaserve.settings import variable
 from dilaserve.supervisor.plan import StackOptions
-from dilaserve.supervisor.stack import running_stack
+from dilaserve.supervisor.stack import Stack, running_stack
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
@@ -37,15 +37,21 @@ BODY = {
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def http(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of a stack, one of whose workers dies after some commits."""
+async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    """A worker dies after some commits, and the scheduler while it moves that one's requests."""
     home = tmp_path_factory.mktemp("stack")
     options = StackOptions(home=home, model=MODEL, port=free_port(), n_workers=2)
-    environ = {**os.environ, variable("crash_at"): "worker-1=worker.after_commit:20"}
+    crash_at = "worker-1=worker.after_commit:20,scheduler=scheduler.after_reassign:1"
+    environ = {**os.environ, variable("crash_at"): crash_at}
     async with running_stack(options, environ=environ, log=print_line) as stack:
-        url = stack.endpoints.gateway_url
-        async with httpx.AsyncClient(base_url=url, timeout=90, trust_env=False) as client:
-            yield client
+        yield stack
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def http(stack: Stack) -> AsyncIterator[httpx.AsyncClient]:
+    url = stack.endpoints.gateway_url
+    async with httpx.AsyncClient(base_url=url, timeout=90, trust_env=False) as client:
+        yield client
 
 
 def print_line(name: str, line: str) -> None:
@@ -63,13 +69,16 @@ def thresholds(record: dict[str, Any]) -> set[float]:
     return {step["threshold"] for step in record["steps"]}
 
 
-async def test_the_report_outlives_a_worker(http: httpx.AsyncClient) -> None:
+async def test_the_report_outlives_a_worker_and_the_scheduler(
+    stack: Stack, http: httpx.AsyncClient
+) -> None:
     runs = await asyncio.gather(*(complete(http, slo_ms=AMPLE_MS, seed=n) for n in range(8)))
     for report, record in runs:
         assert sum(report["steps"][kind] for kind in ("recompute", "cache")) == report["n_steps"]
         assert report["steps"]["recompute"] == 3
         assert report["n_steps"] == record["step"]
         assert facts(report) == facts(record["dilaserve"])
+    assert [stack[name].n_restarts for name in ("worker-1", "scheduler")] == [1, 1]
     moved = [(report, record) for report, record in runs if report["migrations"]]
     assert moved, "no worker died, or it held nothing"
     for _, record in moved:
