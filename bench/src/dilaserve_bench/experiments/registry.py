@@ -22,6 +22,7 @@ EXPERIMENTS = {
     "fig13": "fig13:FIGURE_13",
     "table6": "table6:TABLE_6",
     "realday": "realday:EXPERIMENT",
+    "quality": "quality:EXPERIMENT",
     "deciding": "deciding:EXPERIMENT",
     "live": "live:EXPERIMENT",
     "predictor": "predictor:EXPERIMENT",
