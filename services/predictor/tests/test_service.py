@@ -107,6 +107,7 @@ async def test_it_answers_what_its_trees_say(
     assert [(each.request_id, each.step) for each in answer.answers] == [("r", 1), ("r", 4)]
     assert [each.p50 for each in answer.answers] == median.tolist()
     assert [each.upper for each in answer.answers] == upper.tolist()
+    assert answer.refresh_tokens == predictor.info.refresh_tokens
 
 
 async def test_many_askers_each_get_their_own_answer(

@@ -53,7 +53,7 @@ def test_lock_step() -> None:
         ("SLO_MS", "0"),
         ("MARGIN", "1.1"),
         ("OVERHEAD", "-1"),
-        ("REFRESH_TOKENS", "0"),
+        ("REFRESH_TOKENS", "-1"),
     ],
 )
 def test_what_makes_no_sense_names_the_variable(variable: str, value: str) -> None:
@@ -65,3 +65,10 @@ def derive(environ: dict[str, str]) -> None:
     settings = load(SchedulerSettings, environ)
     settings.core()
     settings.options()
+
+
+def test_the_predictor_says_how_often_it_is_asked_unless_told() -> None:
+    usual = load(SchedulerSettings, {}).options()
+    assert (usual.refresh_tokens, usual.refresh_as_predicted) == (8, True)
+    told = load(SchedulerSettings, {"DILASERVE_REFRESH_TOKENS": "5"}).options()
+    assert (told.refresh_tokens, told.refresh_as_predicted) == (5, False)

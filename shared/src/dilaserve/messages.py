@@ -349,6 +349,9 @@ class StepsPredicted(Message, frozen=True, tag="steps_predicted"):
     model_id: str
     thresholds: list[float]
     answers: list[StepAnswer]
+    refresh_tokens: Count | None = None
+    """Newly unmasked tokens after which to ask again, as measured when the predictor was trained
+    (the paper's 5 % rule, section 3.2.3)."""
 
 
 GatewayToScheduler = Submit | Cancel | StatusQuery

@@ -41,5 +41,10 @@ def _predict_group(
                 query.questions, median[start:end], upper[start:end], strict=True
             )
         ]
-        yield StepsPredicted(model_id=query.model_id, thresholds=thresholds, answers=answers)
+        yield StepsPredicted(
+            model_id=query.model_id,
+            thresholds=thresholds,
+            answers=answers,
+            refresh_tokens=predictor.info.refresh_tokens,
+        )
         start = end

@@ -33,8 +33,11 @@ class SchedulerSettings(CommonSettings, frozen=True, kw_only=True):
         float, "factor on the profile for what is lost beside the pass; 0: learned"
     ] = 0.0
     refresh_tokens: Annotated[
-        int, "newly unmasked tokens after which remaining steps are predicted anew"
-    ] = 8
+        int,
+        "newly unmasked tokens after which remaining steps are predicted anew; 0: as the predictor "
+        "found in its training, by the paper's 5 % rule",
+        NOT_NEGATIVE,
+    ] = 0
     threshold: Annotated[float, "confidence threshold of policies with a fixed one"] = 0.9
     queue_limit: Annotated[
         int, "requests that may wait for room before others are refused", NOT_NEGATIVE
@@ -78,7 +81,8 @@ class SchedulerSettings(CommonSettings, frozen=True, kw_only=True):
             profiles=load_profiles(Path(self.profile)) if self.profile else None,
             overhead=self.overhead or None,
             margin=self.margin,
-            refresh_tokens=self.refresh_tokens,
+            refresh_tokens=self.refresh_tokens or PolicyOptions().refresh_tokens,
+            refresh_as_predicted=not self.refresh_tokens,
         )
 
     def _check(self) -> None:
@@ -87,7 +91,6 @@ class SchedulerSettings(CommonSettings, frozen=True, kw_only=True):
             "SLO_MS": (self.slo_ms, self.slo_ms > 0, "above 0", "30000"),
             "MARGIN": (self.margin, 0.0 < self.margin <= 1.0, "in 0..1 and above 0", "0.9"),
             "OVERHEAD": (self.overhead, self.overhead >= 0.0, "0 or more", "1.2"),
-            "REFRESH_TOKENS": (self.refresh_tokens, self.refresh_tokens > 0, "above 0", "8"),
         }
         for name, (value, is_right, rule, example) in checks.items():
             if not is_right:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dilaserve.messages import PredictSteps
+from dilaserve.messages import PredictSteps, StepsPredicted
 from dilaserve_scheduler.core.policy import Inquire
 from dilaserve_scheduler.policies.asking import MAX_BATCH, Asking
 
@@ -13,6 +13,10 @@ def query(inquiries: list[Inquire]) -> PredictSteps:
     (inquiry,) = inquiries
     assert isinstance(inquiry.query, PredictSteps)
     return inquiry.query
+
+
+def said(refresh_tokens: int | None = None) -> StepsPredicted:
+    return StepsPredicted(model_id="m", thresholds=[], answers=[], refresh_tokens=refresh_tokens)
 
 
 def test_a_request_is_due_after_so_many_tokens() -> None:
@@ -38,7 +42,7 @@ def test_one_question_is_under_way_at_a_time() -> None:
     assert query(asking.questions(0.0))
     asking.stepped(second, STATS)
     assert asking.questions(0.5) == []
-    asking.answered("m")
+    asking.answered(said())
     assert [q.request_id for q in query(asking.questions(0.6)).questions] == ["b"]
     asking.stepped(first, STATS)
     assert asking.questions(0.7) == []
@@ -70,6 +74,19 @@ def test_a_question_is_bounded_and_the_ended_are_left_out() -> None:
         advance(request, 1)
         asking.stepped(request, STATS)
     assert len(query(asking.questions(0.0)).questions) == MAX_BATCH
-    asking.answered("m")
+    asking.answered(said())
     asking.forget(requests[-1])
     assert len(query(asking.questions(0.0)).questions) == 9
+
+
+def test_the_predictor_may_say_how_often_to_ask() -> None:
+    for as_predicted in (False, True):
+        asking = Asking((0.9,), 8, as_predicted=as_predicted)
+        asking.answered(said(None))
+        asking.answered(said(3))
+        request, other = make_request(), make_request("other", model_id="n")
+        for each in (request, other):
+            advance(each, 3)
+            asking.stepped(each, STATS)
+        asked = [query([inquiry]).model_id for inquiry in asking.questions(0.0)]
+        assert asked == (["m"] if as_predicted else [])

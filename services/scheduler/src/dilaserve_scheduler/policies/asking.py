@@ -1,14 +1,15 @@
 """Which requests to ask the step predictor about, and when (paper 3.2.3).
 
-A request is due again after so many newly unmasked tokens. One question is under way at a time, so
-that a slow predictor gets larger batches, not a longer queue; who waits for it is nobody.
+A request is due again after so many newly unmasked tokens, which the predictor may know best. One
+question is under way at a time, so that a slow predictor gets larger batches, not a longer queue;
+who waits for it is nobody.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dilaserve.messages import ConfidenceStats, PredictSteps, StepQuestion
+from dilaserve.messages import ConfidenceStats, PredictSteps, StepQuestion, StepsPredicted
 from dilaserve_scheduler.core.model import Request
 from dilaserve_scheduler.core.policy import Inquire
 
@@ -21,18 +22,24 @@ MAX_BATCH = 256
 
 
 class Asking:
-    """For all models of a cluster."""
+    """For all models of a cluster. With `as_predicted`, the predictor of a model says after how
+    many tokens to ask it, once it has answered; `every_tokens` holds until then."""
 
-    def __init__(self, thresholds: Sequence[float], every_tokens: int) -> None:
+    def __init__(
+        self, thresholds: Sequence[float], every_tokens: int, *, as_predicted: bool = False
+    ) -> None:
         self._thresholds = list(thresholds)
         self._every = every_tokens
+        self._as_predicted = as_predicted
+        self._every_of: dict[str, int] = {}
         self._asked_at: dict[str, int] = {}
         self._due: dict[str, tuple[Request, ConfidenceStats]] = {}
         self._until: dict[str, float] = {}
 
     def stepped(self, request: Request, confidence: ConfidenceStats) -> None:
         """A step of the request left these confidences."""
-        if request.n_unmasked - self._asked_at.get(request.request_id, 0) >= self._every:
+        every = self._every_of.get(request.model_id, self._every)
+        if request.n_unmasked - self._asked_at.get(request.request_id, 0) >= every:
             self._due[request.request_id] = request, confidence
 
     def n_unmasked(self, request_id: str) -> int:
@@ -44,9 +51,11 @@ class Asking:
         self._asked_at.pop(request.request_id, None)
         self._due.pop(request.request_id, None)
 
-    def answered(self, model_id: str) -> None:
-        """The question about this model is answered."""
-        self._until.pop(model_id, None)
+    def answered(self, answer: StepsPredicted) -> None:
+        """The question about a model is answered."""
+        self._until.pop(answer.model_id, None)
+        if self._as_predicted and answer.refresh_tokens:
+            self._every_of[answer.model_id] = answer.refresh_tokens
 
     def questions(self, now: float) -> list[Inquire]:
         """What to ask now; at most one question per model."""

@@ -52,7 +52,11 @@ class Dilaserve(Policy):
         self._ledger = Ledger(len(options.thresholds))
         self._fastest = Fastest()
         self._load = ClusterLoad(self._ledger, self._habits, self._pricing, self._fastest, options)
-        self._asking = Asking(options.thresholds, options.refresh_tokens)
+        self._asking = Asking(
+            options.thresholds,
+            options.refresh_tokens,
+            as_predicted=options.refresh_as_predicted,
+        )
         self._pace = Pace()
         self._backlog = Backlog(self._fastest.all, self._pace, options.queue_limit)
         self._control_at: float | None = None
@@ -118,7 +122,7 @@ class Dilaserve(Policy):
     def told(self, now: float, answer: object) -> tuple[()]:
         """Predictions have come; they count from the next step on."""
         if isinstance(answer, StepsPredicted):
-            self._asking.answered(answer.model_id)
+            self._asking.answered(answer)
             for each in answer.answers:
                 slot = self._ledger.slots.get(each.request_id)
                 if slot is not None:

@@ -44,6 +44,8 @@ class PolicyOptions:
     """Share of its SLO that a request's own threshold is planned with."""
     refresh_tokens: int = 8
     """Newly unmasked tokens after which a request's remaining steps are predicted anew."""
+    refresh_as_predicted: bool = False
+    """Whether that holds only until the predictor says what its training found."""
     horizon_slos: float = 1.0
     """How far ahead arrivals are reckoned with, in SLOs of the mean arrival, as long as the lowest
     thresholds would be enough for them."""

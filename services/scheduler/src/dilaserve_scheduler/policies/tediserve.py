@@ -57,7 +57,11 @@ class Tediserve(Policy):
         # The artifact plans with the profile alone, whatever the system loses beside it.
         self._pricing = Pricing(options.profiles, options.overhead)
         self._habits = Habits(options.thresholds, options.steps_per_token)
-        self._asking = Asking(options.thresholds, options.refresh_tokens)
+        self._asking = Asking(
+            options.thresholds,
+            options.refresh_tokens,
+            as_predicted=options.refresh_as_predicted,
+        )
         self._fastest = Fastest()
         self._pace = Pace()
         self._backlog = Backlog(self._fastest.all, self._pace, options.queue_limit)
@@ -110,7 +114,7 @@ class Tediserve(Policy):
     def told(self, now: float, answer: object) -> tuple[()]:
         """Predictions have come; they count when the request runs next."""
         if isinstance(answer, StepsPredicted):
-            self._asking.answered(answer.model_id)
+            self._asking.answered(answer)
             for each in answer.answers:
                 plan = self._plans.get(each.request_id)
                 if plan is not None:
