@@ -1,0 +1,114 @@
+"""`dilaserve record`: prompts → recorded steps. Torch is imported when the command runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from dilaserve.messages import CacheMode
+from dilaserve.recording import StepWriter, complete_runs
+
+if TYPE_CHECKING:
+    from dilaserve_gpu_worker.recording import PlannedRun, Recorder
+
+__all__ = ["record"]
+
+Prompts = Annotated[
+    Path, typer.Argument(help="JSON lines with prompt_ids; see `dilaserve tokenize`.")
+]
+Switching = Annotated[
+    int, typer.Option(min=0, help="Runs of each prompt whose threshold changes on the way.")
+]
+IgnoreEos = Annotated[
+    bool, typer.Option("--ignore-eos", help="Fill the canvas; by default an EOS ends a run.")
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+
+
+def record(
+    prompts: Prompts,
+    model: Annotated[Path, typer.Option(help="Model folder in Hugging Face's layout.")],
+    out: Annotated[Path, typer.Option(help="File of recorded steps; what it has is kept.")],
+    model_name: Annotated[
+        str, typer.Option(help="The model's id in the API; default: the folder's name.")
+    ] = "",
+    thresholds: Annotated[
+        str, typer.Option(help="Candidate thresholds, each run from start to end.")
+    ] = "0.5,0.6,0.7,0.8,0.9",
+    switching: Switching = 3,
+    last_switch: Annotated[int, typer.Option(min=2, help="Step up to which it may change.")] = 8,
+    seed: Annotated[int, typer.Option(help="Of the changes.")] = 0,
+    output_len: Annotated[
+        int, typer.Option(min=1, help="Canvas length of prompts that name none.")
+    ] = 256,
+    block: Annotated[int, typer.Option(min=1, help="Tokens in a block.")] = 32,
+    cache: Annotated[CacheMode, typer.Option(help="Which keys and values to keep.")] = "dual",
+    concurrency: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 16,
+    ignore_eos: IgnoreEos = False,
+    threads: Annotated[int, typer.Option(min=1, help="Torch threads.")] = 1,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+) -> None:
+    """Denoise prompts under every threshold and record the steps. Interrupted, it can go on."""
+    candidates = _parse_thresholds(thresholds)
+    import torch
+
+    from dilaserve_gpu_worker.device import choose_device, choose_dtype
+    from dilaserve_gpu_worker.recording import Recorder, plan_runs, read_prompts
+    from dilaserve_gpu_worker.weights import load_model
+
+    torch.set_num_threads(threads)
+    planned = plan_runs(
+        read_prompts(prompts, n_output=output_len),
+        candidates,
+        n_switching=switching,
+        last_switch=last_switch,
+        seed=seed,
+    )
+    done = complete_runs(out)
+    recorder = Recorder(
+        load_model(model, device=choose_device(device), dtype=choose_dtype(dtype)),
+        model_name or model.resolve().name,
+        cache=cache,
+        block_length=block,
+        concurrency=concurrency,
+        ignore_eos=ignore_eos,
+    )
+    _write(recorder, [run for run in planned if run.run_id not in done], len(planned), out)
+
+
+def _write(recorder: Recorder, runs: list[PlannedRun], n_planned: int, out: Path) -> None:
+    n_done, n_steps = n_planned - len(runs), 0
+    columns = TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    console = Console(stderr=True)
+    try:
+        with (
+            StepWriter(out) as writer,
+            Progress(*columns, console=console, disable=not console.is_terminal) as progress,
+        ):
+            task = progress.add_task("runs", total=n_planned, completed=n_done)
+            for steps in recorder.record(runs):
+                writer.write(steps)
+                n_done, n_steps = n_done + 1, n_steps + len(steps)
+                progress.advance(task)
+    except KeyboardInterrupt:
+        typer.echo(f"interrupted: {out} has {n_done} of {n_planned} runs; the same command goes on")
+        raise typer.Exit(130) from None
+    typer.echo(f"{out} has {n_done} runs, {n_steps} steps of them new")
+
+
+def _parse_thresholds(text: str) -> list[float]:
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = []
+    if not values or not all(0 <= value <= 1 for value in values) or len(set(values)) < len(values):
+        raise typer.BadParameter(
+            f"--thresholds {text!r} are not different numbers from 0 to 1; use for example 0.5,0.9"
+        )
+    return values

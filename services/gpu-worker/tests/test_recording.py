@@ -1,0 +1,175 @@
+"""`dilaserve record`: what is planned, what is written down, and going on after an interruption."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from dilaserve.errors import InvalidRequestError
+from dilaserve.messages import CacheMode
+from dilaserve.recording import RecordedStep, complete_runs, is_complete, read_runs
+from dilaserve.store.records import DecodingSpec
+from dilaserve_gpu_worker.engine.alone import denoise_alone
+from dilaserve_gpu_worker.models.llada import LLaDA
+from dilaserve_gpu_worker.record_command import record
+from dilaserve_gpu_worker.recording import PlannedRun, Prompt, Recorder, plan_runs, read_prompts
+
+PROMPTS = [
+    Prompt(prompt_id=f"p{n}", prompt_ids=[1 + n, 2, 3] * (1 + n), n_output=20 + 4 * n)
+    for n in range(5)
+]
+
+
+def without_time(runs: list[list[RecordedStep]]) -> dict[str, list[dict[str, object]]]:
+    return {
+        run[0].run_id: [
+            {name: getattr(step, name) for name in step.__struct_fields__ if name != "latency_ms"}
+            for step in run
+        ]
+        for run in runs
+    }
+
+
+def test_a_plan_has_every_threshold_and_runs_that_switch() -> None:
+    plan = plan_runs(PROMPTS, (0.4, 0.9), n_switching=20, last_switch=5, seed=1)
+    assert len({run.run_id for run in plan}) == len(plan) == 5 * 22
+    of_first = [run for run in plan if run.prompt_id == "p0"]
+    assert [run.thresholds for run in of_first[:2]] == [(0.4,), (0.9,)]
+    switching = of_first[2:]
+    assert {len(run.thresholds) for run in switching} == {2, 3, 4, 5}
+    assert {threshold for run in switching for threshold in run.thresholds} == {0.4, 0.9}
+    run = PlannedRun("x", PROMPTS[0], (0.4, 0.9, 0.5))
+    assert [run.threshold(step) for step in (1, 2, 3, 4, 99)] == [0.4, 0.9, 0.5, 0.5, 0.5]
+
+
+def test_a_plan_depends_on_seed_and_prompt_only() -> None:
+    plan = plan_runs(PROMPTS, seed=1)
+    assert plan_runs(PROMPTS[3:], seed=1) == [run for run in plan if run.prompt in PROMPTS[3:]]
+    assert plan_runs(PROMPTS, seed=2) != plan
+
+
+@pytest.mark.parametrize("cache_mode", ["dual", "none"])
+def test_recorded_steps_are_those_of_each_run_alone(model: LLaDA, cache_mode: CacheMode) -> None:
+    plan = plan_runs(PROMPTS, (0.3, 0.9), n_switching=2)
+
+    def recorded(concurrency: int) -> list[list[RecordedStep]]:
+        recorder = Recorder(
+            model, "m", cache=cache_mode, block_length=8, concurrency=concurrency, ignore_eos=True
+        )
+        return list(recorder.record(plan))
+
+    runs = recorded(4)
+    assert without_time(runs) == without_time(recorded(1))
+    assert all(is_complete(run) for run in runs)
+    by_id = {run[0].run_id: run for run in runs}
+    assert by_id.keys() == {run.run_id for run in plan}
+    for planned in plan:
+        run = by_id[planned.run_id]
+        assert [step.threshold for step in run] == [planned.threshold(step.step) for step in run]
+        assert run[-1].n_unmasked == planned.prompt.n_output
+        if len(planned.thresholds) == 1:
+            spec = DecodingSpec(
+                n_output=planned.prompt.n_output, block_length=8, seed=0, ignore_eos=True
+            )
+            alone = denoise_alone(
+                model,
+                planned.prompt.prompt_ids,
+                spec,
+                cache_mode=cache_mode,
+                threshold=planned.thresholds[0],
+            )
+            assert alone.nfe == len(run)
+
+
+def test_no_runs_no_steps(model: LLaDA) -> None:
+    assert list(Recorder(model, "m").record([])) == []
+
+
+def test_prompts_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt_ids": [1, 2], "more": 0}\n\n{"prompt_ids": [], "n_output": 9}\n')
+    assert read_prompts(path, n_output=64) == [
+        Prompt(prompt_id="1", prompt_ids=[1, 2], n_output=64),
+        Prompt(prompt_id="3", prompt_ids=[], n_output=9),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"prompt": "text"}\n', "line 1 has no prompt_ids; .*dilaserve tokenize"),
+        ('{"prompt_ids": [1]}\n{"prompt_ids": [-1]}\n', r"line 2: .*`\$.prompt_ids"),
+        ('{"prompt_ids": [1], "prompt_id": "a"}\n' * 2, "a prompt_id stands twice"),
+    ],
+)
+def test_what_is_no_prompt_is_told(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(text)
+    with pytest.raises(InvalidRequestError, match=words):
+        read_prompts(path, n_output=1)
+
+
+def test_a_missing_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="cannot be read"):
+        read_prompts(tmp_path / "none", n_output=1)
+
+
+def invoke(*arguments: object) -> Result:
+    app = typer.Typer()
+    app.command()(record)
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def arguments(tmp_path: Path, make_folder: Callable[..., Path]) -> list[object]:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt_ids": [n, 5]}) + "\n" for n in range(4)))
+    options = ["--output-len", 20, "--block", 8, "--concurrency", 3, "--ignore-eos"]
+    return [path, "--model", make_folder(), "--model-name", "m", *options]
+
+
+def test_the_command_goes_on_where_it_was(tmp_path: Path, arguments: list[object]) -> None:
+    whole, halved = tmp_path / "whole.jsonl", tmp_path / "halved.jsonl"
+    result = invoke(*arguments, "--out", whole)
+    assert result.exit_code == 0, result.output
+    assert "has 32 runs" in result.output
+    data = whole.read_bytes()
+    halved.write_bytes(data[: len(data) // 2])
+    n_before = len(complete_runs(halved))
+    assert 0 < n_before < 32
+    assert invoke(*arguments, "--out", halved).exit_code == 0
+    assert without_time(read_runs([halved])) == without_time(read_runs([whole]))
+    assert (
+        invoke(*arguments, "--out", halved).output == f"{halved} has 32 runs, 0 steps of them new\n"
+    )
+
+
+def test_interrupted_it_keeps_what_it_has(
+    tmp_path: Path, arguments: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Recorder.record
+
+    def interrupted(self: Recorder, runs: list[PlannedRun]) -> object:
+        for number, steps in enumerate(original(self, runs)):
+            if number == 7:
+                raise KeyboardInterrupt
+            yield steps
+
+    monkeypatch.setattr(Recorder, "record", interrupted)
+    out = tmp_path / "out.jsonl"
+    result = invoke(*arguments, "--out", out)
+    assert result.exit_code == 130
+    assert "has 7 of 32 runs; the same command goes on" in result.output
+    assert len(complete_runs(out)) == 7
+
+
+@pytest.mark.parametrize("thresholds", ["0.5,x", "", "0.5,1.5", "0.5,0.5"])
+def test_thresholds_are_checked(arguments: list[object], tmp_path: Path, thresholds: str) -> None:
+    result = invoke(*arguments, "--out", tmp_path / "out", "--thresholds", thresholds)
+    assert result.exit_code == 2
+    assert "different numbers from 0 to 1" in result.output.replace("\n", " ").replace("│ ", "")
