@@ -21,7 +21,7 @@ import pyomo.environ as pyo
 
 from dilaserve_reconfigurator.snapshot import DegreeSpeed, RequestClass, Snapshot
 
-__all__ = ["CapacityPlan", "build_model", "read_plan"]
+__all__ = ["CapacityPlan", "build_model", "read_plan", "unreachable"]
 
 
 class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +90,16 @@ def read_plan(model: pyo.ConcreteModel) -> CapacityPlan:
         batch_sizes={
             d: (_chosen(model.z, d), _chosen(model.z_cache, d)) for d in model.D if loads[d] > 1e-9
         },
+    )
+
+
+def unreachable(snapshot: Snapshot) -> frozenset[int]:
+    """Classes whose SLO no mix can meet, not even for a request alone at the fastest threshold.
+    They must not make the program infeasible for the others."""
+    return frozenset(
+        k
+        for k, each in enumerate(snapshot.classes)
+        if min(_shortest_s(snapshot, each, speed) for speed in snapshot.speeds) > each.slo_s
     )
 
 
@@ -243,6 +253,16 @@ def _slo_share(model: Any) -> Any:
         each.rate / model.snapshot.total_rate * (each.slo_s - model.slack[k]) / each.slo_s
         for k, each in enumerate(model.snapshot.classes)
     )
+
+
+def _shortest_s(snapshot: Snapshot, each: RequestClass, speed: DegreeSpeed) -> float:
+    n_steps, _ = snapshot.step_bounds(each)
+    recompute_s = min(speed.recompute_s(b, each.n_full) for b in speed.recompute_sizes)
+    if snapshot.cache_mode == "none":
+        return n_steps * recompute_s
+    n_blocks = snapshot.recompute_steps(each)
+    cache_s = min(speed.cache_s(b, snapshot.n_cache_row(each)) for b in speed.cache_sizes)
+    return n_blocks * recompute_s + (n_steps - n_blocks) * cache_s
 
 
 # --- terms ---------------------------------------------------------------------------------------

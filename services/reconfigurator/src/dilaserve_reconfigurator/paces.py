@@ -1,0 +1,65 @@
+"""T_c, the tokens that a step unmasks at each threshold, from recorded steps of the served model.
+
+Reads the lines of `dilaserve record`, or a table of step counts. Assumes nothing of its own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from dilaserve.recording import RecordedStep, is_complete, read_runs
+from dilaserve_reconfigurator.snapshot import Pace, PlanningError
+
+__all__ = ["load_paces", "paces_of_runs"]
+
+
+class _StepCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps of whole requests of one length: a row per request, a column per threshold."""
+
+    n_output: int
+    thresholds: list[float]
+    rows: list[list[int]]
+
+
+def load_paces(path: Path) -> tuple[Pace, ...]:
+    """Ascending by threshold. Raises PlanningError or RecordingError, naming the file."""
+    paces = _of_counts(path) if path.suffix == ".json" else paces_of_runs(read_runs([path]))
+    if not paces:
+        raise PlanningError(
+            f"recorded steps {path} hold no whole request at one threshold; record some with "
+            "`dilaserve record`"
+        )
+    return paces
+
+
+def paces_of_runs(runs: Iterable[Sequence[RecordedStep]]) -> tuple[Pace, ...]:
+    """Tokens over steps of all whole runs at one threshold each. Runs that changed theirs are left
+    out: requests that are slow get low thresholds, which would make these look slow."""
+    n_tokens: dict[float, int] = defaultdict(int)
+    n_steps: dict[float, int] = defaultdict(int)
+    for run in runs:
+        thresholds = {step.threshold for step in run}
+        if is_complete(run) and len(thresholds) == 1:
+            n_tokens[run[0].threshold] += run[-1].n_unmasked
+            n_steps[run[0].threshold] += len(run)
+    return tuple(
+        Pace(threshold=threshold, tokens_per_step=n_tokens[threshold] / n_steps[threshold])
+        for threshold in sorted(n_steps)
+        if n_tokens[threshold]
+    )
+
+
+def _of_counts(path: Path) -> tuple[Pace, ...]:
+    try:
+        counts = msgspec.json.decode(path.read_bytes(), type=_StepCounts)
+    except (OSError, msgspec.DecodeError) as error:
+        raise PlanningError(f"step counts {path} cannot be read: {error}") from error
+    columns = zip(*counts.rows, strict=True)
+    return tuple(
+        Pace(threshold=threshold, tokens_per_step=counts.n_output * len(column) / sum(column))
+        for threshold, column in sorted(zip(counts.thresholds, columns, strict=True))
+    )
