@@ -1,13 +1,21 @@
-"""The predictor's stand-in: as wrong as the published one, and the same in every run."""
+"""The predictor's stand-in is as wrong as the published one, and the same in every run; the trained
+one answers as its service does; the estimate made once looks at nothing but the steps run."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
 from dilaserve.messages import PredictSteps, StepQuestion, StepsPredicted
-from dilaserve_bench.twin.advice import PUBLISHED_WMAPE, StandIn
+from dilaserve_bench.twin.advice import (
+    PUBLISHED_WMAPE,
+    OneShot,
+    StandIn,
+    Trained,
+    trained_in,
+)
 from dilaserve_bench.twin.recorded import NOT_RECORDED, StepTable
 
 TABLE = StepTable(
@@ -23,7 +31,7 @@ TABLE = StepTable(
 
 
 def ask(
-    stand_in: StandIn, *request_ids: str, step: int = 5, n_unmasked: int = 16
+    stand_in: StandIn | OneShot | Trained, *request_ids: str, step: int = 5, n_unmasked: int = 16
 ) -> StepsPredicted:
     questions = [
         StepQuestion(
@@ -76,3 +84,29 @@ def test_errors_of_two_thresholds_are_alike_but_not_the_same() -> None:
 
 def test_other_questions_are_not_answered() -> None:
     assert StandIn(TABLE, lambda _: 0).answer(0.0, "how late is it?") is None
+
+
+def test_one_shot_only_counts_down() -> None:
+    adviser = OneShot({0.5: 0.25, 0.9: 0.5}, upper=1.5)
+    (answer,) = ask(adviser, "r", step=5).answers
+    assert answer.p50 == [16 - 5, 32 - 5]
+    assert answer.upper == [24 - 5, 48 - 5]
+    assert ask(adviser, "r", step=5, n_unmasked=63).answers[0].p50 == answer.p50
+    assert ask(adviser, "r", step=40).answers[0].p50 == [1, 1]
+    assert adviser.answer(0.0, "how late is it?") is None
+
+
+def test_the_bundled_predictor_answers_and_says_how_often_to_ask() -> None:
+    trained = trained_in(Path(__file__).parents[3] / "models" / "tiny")
+    assert trained is not None
+    answer = ask(trained, "a", "b")
+    assert [each.request_id for each in answer.answers] == ["a", "b"]
+    assert all(
+        1 <= p50 <= upper for a in answer.answers for p50, upper in zip(a.p50, a.upper, strict=True)
+    )
+    assert answer.refresh_tokens is not None
+    assert trained.answer(0.0, "how late is it?") is None
+
+
+def test_a_model_without_a_predictor_has_none(tmp_path: Path) -> None:
+    assert trained_in(tmp_path) is None

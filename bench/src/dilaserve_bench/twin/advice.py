@@ -8,13 +8,15 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from dilaserve.messages import PredictSteps, StepAnswer, StepQuestion, StepsPredicted
 from dilaserve_bench.twin.recorded import StepTable
-from dilaserve_predictor.model import FEWEST_STEPS, Predictor
+from dilaserve_predictor.model import FEWEST_STEPS, Predictor, StepModel
 from dilaserve_predictor.predicting import predict
+from dilaserve_predictor.settings import FOLDER_NAME
 
-__all__ = ["PUBLISHED_WMAPE", "OneShot", "StandIn", "Trained"]
+__all__ = ["PUBLISHED_WMAPE", "OneShot", "StandIn", "Trained", "trained_in"]
 
 PUBLISHED_WMAPE = 0.193
 """Of the predictor with all features (paper, Figure 6)."""
@@ -33,6 +35,13 @@ class Trained:
     def answer(self, now: float, query: object) -> StepsPredicted | None:
         """Of a PredictSteps, whatever its model; None for anything else."""
         return predict(self._predictor, [query])[0] if isinstance(query, PredictSteps) else None
+
+
+def trained_in(model: Path) -> Trained | None:
+    """The predictor that lies in a model's folder, where the service looks for it, if one does.
+    Raises PredictorError for one that cannot be used."""
+    folder = model / FOLDER_NAME
+    return Trained(Predictor(StepModel.load(folder))) if folder.is_dir() else None
 
 
 class OneShot:

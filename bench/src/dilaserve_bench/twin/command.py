@@ -64,7 +64,9 @@ Problems = Annotated[int, typer.Option(help="Held-out problems of each task for 
 Threads = Annotated[int, typer.Option(min=1, help="Torch threads of the model.")]
 PredictorError = Annotated[
     float,
-    typer.Option(help="WMAPE of the step predictor's stand-in for recorded steps; below 0: none."),
+    typer.Option(
+        help="WMAPE of the predictor's stand-in for recorded steps; below 0: no predictor."
+    ),
 ]
 RunAhead = Annotated[
     int | None,

@@ -14,7 +14,7 @@ from dilaserve.messages import CacheMode
 from dilaserve.model_folder import find_model
 from dilaserve.profiles import ProfileSet, load_profiles
 from dilaserve_bench.data import average_day, data_file, sharegpt_classes
-from dilaserve_bench.twin.advice import PUBLISHED_WMAPE, StandIn
+from dilaserve_bench.twin.advice import PUBLISHED_WMAPE, StandIn, trained_in
 from dilaserve_bench.twin.cluster import ClusterSpec, parse_mix
 from dilaserve_bench.twin.faults import parse_fault
 from dilaserve_bench.twin.recorded import RecordedSource, StepTable, load_steps
@@ -76,7 +76,8 @@ class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[str, ...] = ()
     horizon_s: float | None = None
     predictor_error: float = PUBLISHED_WMAPE
-    """WMAPE of the predictor's stand-in for recorded steps; below 0 there is no predictor."""
+    """WMAPE of the predictor's stand-in for recorded steps; below 0 there is no predictor. With a
+    model in the loop it is the trained one in the model's folder, if there is one."""
 
 
 @dataclass(frozen=True)
@@ -163,9 +164,11 @@ def _with_model(options: SimulateOptions, environ: Mapping[str, str], scenario: 
         folder, n_per_task=options.problems, seed=PROBLEM_SEED, threads=options.threads
     )
     arrivals = _workloads(options, scenario.cluster, len(problems.cases))
+    trained = trained_in(folder) if options.predictor_error >= 0 else None
     return Plan(
         replace(
             scenario,
+            adviser=(lambda _: trained) if trained is not None else None,
             source=problems.source(options.cache),
             judge=problems.judge(),
             ignore_eos=False,

@@ -62,8 +62,8 @@ def as_lines(info: ModelInfo) -> list[str]:
         f"{info.upper_coverage:.1%} of the truths are at or below the {info.upper_quantile:.0%} "
         "quantile",
         f"WMAPE by newly unmasked tokens between two predictions: {curve}",
-        f"by the 5 % rule: predict anew every {info.refresh_tokens} tokens "
-        "(DILASERVE_REFRESH_TOKENS)",
+        f"by the 5 % rule: predict anew every {info.refresh_tokens} tokens; "
+        "the scheduler does, unless DILASERVE_REFRESH_TOKENS says otherwise",
     ]
 
 

@@ -7,9 +7,10 @@ from typing import Annotated
 
 from dilaserve.settings import AT_LEAST_ONE, NOT_NEGATIVE, CommonSettings
 
-__all__ = ["PredictorSettings"]
+__all__ = ["FOLDER_NAME", "PredictorSettings"]
 
 FOLDER_NAME = "predictor"
+"""Within a model's folder."""
 
 
 class PredictorSettings(CommonSettings, frozen=True, kw_only=True):
