@@ -22,7 +22,7 @@ def level(
 ) -> float:
     queue = Queue(np.array(work, dtype=float).reshape(-1, 3), np.array(slack))
     half = np.array(service) if service else NO_SERVICE
-    return highest_level(queue, forecast, capacity=1.0, half_service_s=half)
+    return highest_level(queue, forecast, capacity=1.0, reserve_s=half)
 
 
 def test_an_empty_cluster_affords_the_highest() -> None:

@@ -27,7 +27,10 @@ UTILISATION = 0.97
 HOPELESS_FACTOR = 1.4
 """A request that waits is given up when it needs its remaining time over this. Those that would
 only just be late cost as much as those in time."""
-OVERLOAD_SLOS = 20.0
+SERVICE_SHARE = 0.25
+"""Of a request's time in service that those behind it take from it: a half on average, less what
+its deadline gains by lowering its own threshold."""
+OVERLOAD_SLOS = 15.0
 """How much further ahead arrivals are reckoned with, in SLOs, for each instance-second that they
 need at the lowest thresholds beyond each that there is. What is not saved while such an overload
 lasts is never saved; a smaller one is met in time by lowering thresholds later."""
@@ -241,7 +244,7 @@ class ClusterLoad:
         ledger = self._ledger
         work = self._work_s(slots)
         slack = np.where(ledger.is_waiting[slots], ledger.deadline[slots] - now, np.inf)
-        capacity, half = self._capacity(), self._half_service_s()
+        capacity, reserve = self._capacity(), self._reserve_s()
         priority = ledger.priority[slots]
         classes = sorted(
             {int(p) for p in np.unique(priority)} | self._arrivals.keys(), reverse=True
@@ -253,7 +256,7 @@ class ClusterLoad:
             settled[mine] = work[mine]
             forecast = self._forecast(now, each, levels)
             level = highest_level(
-                Queue(settled, slack), forecast, capacity=capacity, half_service_s=half
+                Queue(settled, slack), forecast, capacity=capacity, reserve_s=reserve
             )
             levels[each] = level
             settled[mine] = _at_level(work[mine], level)[:, None]
@@ -326,14 +329,14 @@ class ClusterLoad:
         n_row = self.n_cache + share * (self._n_full() - self.n_cache)
         return split.row_s + n_row * split.token_s
 
-    def _half_service_s(self) -> Floats:
-        """Half of the time in service of the mean arrival, by candidate."""
+    def _reserve_s(self) -> Floats:
+        """What those behind it cost the mean arrival, by candidate."""
         total, n = np.zeros(self._top + 1), 0.0
         for arrivals in self._arrivals.values():
             output, _, _, blocks, _ = arrivals.mean()
             total += np.array(self._habits.steps(output, math.ceil(blocks)))
             n += 1.0
-        result: Floats = 0.5 * self._present_pass_s * total / max(n, 1.0)
+        result: Floats = SERVICE_SHARE * self._present_pass_s * total / max(n, 1.0)
         return result
 
     def _reference(self) -> int:

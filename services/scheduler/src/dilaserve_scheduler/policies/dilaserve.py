@@ -13,7 +13,14 @@ import numpy as np
 
 from dilaserve.messages import StepAnswer, StepResult, StepsPredicted
 from dilaserve_scheduler.core.model import Instance, Request
-from dilaserve_scheduler.core.policy import Decision, Overload, Policy, Requeue, Retune, Shelve
+from dilaserve_scheduler.core.policy import (
+    Decision,
+    Overload,
+    Policy,
+    Requeue,
+    Retune,
+    Shelve,
+)
 from dilaserve_scheduler.policies.asking import Asking
 from dilaserve_scheduler.policies.backlog import Backlog
 from dilaserve_scheduler.policies.cluster_load import ClusterLoad
@@ -186,7 +193,7 @@ class Dilaserve(Policy):
         steps = ledger.steps(slots, upper=self._options.risk_aware)
         if not self._options.mixed_batches:
             return self._unmixed_s(slots, steps, instance)
-        batch = self._batch(instance, 0)
+        batch = self._batch(instance)
         token_s = self._load.token_s(tp_degree(instance))
         extra = (ledger.n_full - ledger.n_cache)[slots] * token_s
         own = ledger.recomputes[slots][:, None] - share * steps
@@ -263,23 +270,20 @@ class Dilaserve(Policy):
     def _value(self, request: Request, k: int) -> float:
         return max(self._options.thresholds[k], request.min_confidence or 0.0)
 
-    def _batch(self, instance: Instance, n_more: int) -> Batch:
-        n_rows = max(len(instance.requests) + n_more, 1)
-        n_full = instance.n_tokens / max(len(instance.requests), 1)
+    def _batch(self, instance: Instance, more: Request | None = None) -> Batch:
+        n_rows = len(instance.requests) + (more is not None)
+        n_tokens = instance.n_tokens + (more.n_tokens if more is not None else 0)
         n_cache = self._load.n_cache
+        n_full = max(n_tokens / max(n_rows, 1), n_cache)
         share, together = self._load.recompute_share, self._load.n_together(tp_degree(instance))
-        return Batch(n_rows, max(n_full, n_cache), n_cache, share, together)
+        return Batch(max(n_rows, 1), n_full, n_cache, share, together)
 
     def _pass_s(self, instance: Instance) -> float:
-        return self._pricing.mean_s(tp_degree(instance), self._batch(instance, 0))
+        return self._pricing.mean_s(tp_degree(instance), self._batch(instance))
 
     def _step_s(self, instance: Instance, request: Request) -> float:
         """Of the mean pass with the request in it."""
-        n_rows = len(instance.requests) + 1
-        n_full = (instance.n_tokens + request.n_tokens) / n_rows
-        n_cache = self._load.n_cache
-        batch = Batch(n_rows, max(n_full, n_cache), n_cache, self._load.recompute_share)
-        return self._pricing.mean_s(tp_degree(instance), batch)
+        return self._pricing.mean_s(tp_degree(instance), self._batch(instance, request))
 
     # --- who there is --------------------------------------------------------------------------
 

@@ -41,17 +41,15 @@ class Forecast:
     """How far ahead."""
 
 
-def highest_level(
-    queue: Queue, forecast: Forecast, *, capacity: float, half_service_s: Floats
-) -> float:
+def highest_level(queue: Queue, forecast: Forecast, *, capacity: float, reserve_s: Floats) -> float:
     """The highest level, 0 to K − 1, at which everybody who waits and everybody who comes within
-    the horizon is in time: work ahead ÷ capacity + half of the time in service (while a request is
-    in service, those behind it take their share; on average, half of it) ≤ slack. If there is
-    none: 0. Between two candidates everything is linear in the level.
+    the horizon is in time: work ahead ÷ capacity + reserve ≤ slack. If there is none: 0. Between
+    two candidates everything is linear in the level.
 
-    `capacity`: instance-seconds a second. `half_service_s`: (K) by candidate.
+    `capacity`: instance-seconds a second. `reserve_s`: (K) by candidate; what a request in service
+    loses to those behind it, who are served beside it.
     """
-    needed = _needed_s(queue, forecast, capacity) + half_service_s
+    needed = _needed_s(queue, forecast, capacity) + reserve_s
     slack = np.append(queue.slack_s, [forecast.slack_s, forecast.slack_s + forecast.horizon_s])
     spare = slack[:, None] - needed
     fits: list[bool] = (spare.min(axis=0) >= 0.0).tolist()

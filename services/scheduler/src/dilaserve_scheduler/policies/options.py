@@ -46,7 +46,7 @@ class PolicyOptions:
     """Newly unmasked tokens after which a request's remaining steps are predicted anew."""
     refresh_as_predicted: bool = False
     """Whether that holds only until the predictor says what its training found."""
-    horizon_slos: float = 1.0
+    horizon_slos: float = 1.5
     """How far ahead arrivals are reckoned with, in SLOs of the mean arrival, as long as the lowest
     thresholds would be enough for them."""
 
