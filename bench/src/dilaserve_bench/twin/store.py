@@ -149,13 +149,14 @@ class TwinStore:
             return "terminal"
         if step.step > record.step + 1:
             return "gap"
-        canvas = record.canvas
+        canvas, confidences = record.canvas, record.confidences
         for position in step.positions:
             if canvas[position] != MASKED:
                 return "fenced"
-        for position, token in zip(step.positions, step.tokens, strict=True):
-            canvas[position] = token
-        record.confidences.update(zip(step.positions, step.confidences, strict=True))
+        for position, token, confidence in zip(
+            step.positions, step.tokens, step.confidences, strict=True
+        ):
+            canvas[position], confidences[position] = token, confidence
         record.step = step.step
         if step.finish_reason is not None:
             record.finish_reason = step.finish_reason

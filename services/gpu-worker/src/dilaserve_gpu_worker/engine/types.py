@@ -44,7 +44,7 @@ class EngineRequest:
     steps to come; 0 where masked or not known. None: none is known."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one for each row of each pass: frozen, it would take 2.5 times as long
 class StepOutput:
     """What one step did to one request; already applied to the engine's own canvas."""
 
