@@ -30,7 +30,7 @@ from .otlp import Collector, running_collector
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 MODEL = Path(__file__).parents[2] / "models/tiny"
-SERVICES = ("gateway", "scheduler", "gpu-worker")
+SERVICES = ("gateway", "scheduler", "gpu-worker", "predictor")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -46,6 +46,7 @@ async def shaken(
             **os.environ,
             variable("otlp_endpoint"): collector.url,
             variable("crash_at"): "worker.after_commit:6",
+            variable("record_dir"): str(options.home / "recorded"),
         }
         async with running_stack(options, environ=environ, log=print_line) as stack:
             await asyncio.gather(*(complete(stack, seed) for seed in range(8)))
@@ -117,6 +118,8 @@ async def publish_garbage(publish, services: list[ServiceInfo]) -> None:  # type
                 await publish(subjects.event_step("nobody"), b"{}")
             case "gpu-worker":
                 await publish(subjects.command_step(service_id), b"{}")
+            case "predictor":
+                await publish(subjects.PREDICT_STEPS, b"{}")
 
 
 async def missing_metrics(services: list[ServiceInfo]) -> Mapping[str, set[str]]:
