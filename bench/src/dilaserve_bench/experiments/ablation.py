@@ -33,8 +33,8 @@ WITH_DEGREES: Mapping[str, Mapping[str, Any]] = {
     f"both, {MIXED}": {},
     f"without all candidates, {MIXED}": {NEEDS_DEGREES: False},
 }
-RATES = (1.75, 1.875, 2.0, 2.1)
-MIXED_RATES = (1.25, 1.4)
+RATES = (1.75, 1.875, 2.1)
+MIXED_RATES = (1.25,)
 WITHOUT_RATES = (1.875, 2.1)
 POINT = 0.01
 

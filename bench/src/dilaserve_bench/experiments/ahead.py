@@ -22,12 +22,14 @@ from dilaserve_bench.experiments.plots import colour, panels
 
 __all__ = ["AHEAD", "OVERHEAD", "frontier", "margin"]
 
-RATES = (1.6, 1.687, 1.75, 1.875, 2.0, 2.1, 2.2)
+RATES = (1.625, 1.687, 1.75, 1.875, 2.0, 2.1, 2.2)
 """At the fitted overhead; at another one in proportion to what an instance then does."""
 THRESHOLDS = ("fixed-0.5", "fixed-0.6", "fixed-0.7", "fixed-0.8", "fixed-0.9")
 POLICIES = ("dilaserve", "tediserve", "proteus", "infaas", "llumnix", *THRESHOLDS)
 FADED = {"infaas": 1.875, "llumnix": 1.875, "fixed-0.9": 1.875}
-"""The highest of these rates that is still of interest: they have fallen below a half."""
+"""The highest of these rates that is of interest: beyond, they are below a half."""
+STRAINED = {"proteus": 1.75, **dict.fromkeys(THRESHOLDS, 1.75)}
+"""The lowest of interest: below, those under 0.9 serve everybody, and 0.9 is infaas."""
 PROMISED = 0.95
 NEARLY_ALL = 0.99
 OURS, THEIRS = "dilaserve", "tediserve"
@@ -35,7 +37,7 @@ DRAWN_RATES = (1.75, 1.875, 2.1)
 
 OVERHEADS = (1.0, 1.1, 1.25, FITTED_OVERHEAD)
 KNEES = {
-    "infaas": (1.6, 1.687),
+    "infaas": (1.5, 1.625),
     THEIRS: (1.75, 1.875, 2.0),
     OURS: (2.0, 2.1, 2.2),
 }
@@ -194,8 +196,12 @@ def _wanted(given: Sequence[float], policies: Sequence[str], overhead: float) ->
         (Point(policy=policy, rate=rate, overhead=overhead), None)
         for fitted_rate, rate in usual
         for policy in policies
-        if given or fitted_rate <= FADED.get(policy, fitted_rate)
+        if given or _is_of_interest(policy, fitted_rate)
     ]
+
+
+def _is_of_interest(policy: str, rate: float) -> bool:
+    return STRAINED.get(policy, rate) <= rate <= FADED.get(policy, rate)
 
 
 def _found(rows: Sequence[Row], overhead: float) -> dict[str, Any]:
