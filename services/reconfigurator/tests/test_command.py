@@ -49,7 +49,7 @@ def records(output: str) -> list[dict[str, Any]]:
 
 
 def test_plans_for_a_mix_and_explains_it_later(files: Path) -> None:
-    options = ["--mix", str(files / "mix.json"), "--rate", "0.5", "--slo-s", "5"]
+    options = ["--mix", str(files / "mix.json"), "--rate", "0.5", "--slo", "5"]
     [record] = records(run(files, *options, "--nodes", "2x4", "--present", "8xtp1", "--json"))
     assert record["verdict"] == "change"
     assert record["target"]["counts"] == {"1": 0, "2": 0, "4": 2}
@@ -61,9 +61,9 @@ def test_plans_for_a_mix_and_explains_it_later(files: Path) -> None:
 
 
 def test_plans_along_a_trace(files: Path) -> None:
-    options = ["--trace", str(files / "trace.csv"), "--interval-s", "60", "--slo-s", "5"]
+    options = ["--trace", str(files / "trace.csv"), "--interval", "60", "--slo", "5"]
     found = records(
-        run(files, *options, "--nodes", "2x4", "--present", "8xtp1", "--launch-s", "1", "--json")
+        run(files, *options, "--nodes", "2x4", "--present", "8xtp1", "--launch", "1", "--json")
     )
     assert [record["made_at_s"] for record in found] == [60.0, 120.0]
     assert found[0]["target"]["counts"] == {"1": 0, "2": 0, "4": 2}

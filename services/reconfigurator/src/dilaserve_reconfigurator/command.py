@@ -41,8 +41,8 @@ def plan(
     trace: Annotated[Path | None, typer.Option(help="Trace to plan along (CSV).")] = None,
     rate: Annotated[float | None, typer.Option(help="Arrivals a second of the mix.")] = None,
     speed: Annotated[float, typer.Option(help="How much faster than recorded.")] = 1.0,
-    interval_s: Annotated[float, typer.Option(help="Between plans along a trace.")] = 300.0,
-    slo_s: Annotated[float, typer.Option(help="SLO of all requests.")] = 30.0,
+    interval: Annotated[float, typer.Option(help="Seconds between plans along a trace.")] = 300.0,
+    slo: Annotated[float, typer.Option(help="SLO of all requests, in seconds.")] = 30.0,
     nodes: Annotated[str, typer.Option(help="GPUs by node, as in 4x8.")] = "1x8",
     present: Annotated[str, typer.Option(help="Mix that runs, as in 8xtp1; empty: none.")] = "",
     degrees: Annotated[str, typer.Option(help="TP degrees to choose from.")] = "1,2,4",
@@ -52,9 +52,9 @@ def plan(
     budget: Annotated[int, typer.Option(help="Tokens of all requests of an instance.")] = 8192,
     overhead: Annotated[float, typer.Option(help="Factor on the latency profile.")] = 1.0,
     safety: Annotated[float, typer.Option(help="Factor on the rates.")] = 1.5,
-    launch_s: Annotated[float, typer.Option(help="What launching an instance takes.")] = 60.0,
+    launch: Annotated[float, typer.Option(help="Seconds that a launch takes.")] = 60.0,
     min_gain: Annotated[float, typer.Option(help="What a change has to bring.")] = 0.1,
-    time_limit_s: Annotated[float, typer.Option(help="For one plan.")] = 20.0,
+    time_limit: Annotated[float, typer.Option(help="Seconds for one plan.")] = 20.0,
     solver: Annotated[SolverName, typer.Option(help="highs or gurobi.")] = "highs",
     as_json: Annotated[bool, typer.Option("--json", help="A record a line.")] = False,
 ) -> None:
@@ -73,11 +73,11 @@ def plan(
         max_batch_tokens=budget,
         overhead=overhead,
         rate_factor=safety,
-        budget_s=time_limit_s,
+        budget_s=time_limit,
         solver=solver,
-        costs=Costs(launch_s=launch_s, min_gain=min_gain),
+        costs=Costs(launch_s=launch, min_gain=min_gain),
     )
-    given = _Given(mix, trace, rate, speed, interval_s, slo_s)
+    given = _Given(mix, trace, rate, speed, interval, slo)
     running = _cluster(parse_nodes(nodes), parse_mix(present, options.degrees))
     for record in _along(Planner(options, _new_id), given.workloads(), running):
         plans.save(record)
