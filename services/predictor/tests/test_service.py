@@ -199,6 +199,23 @@ async def test_drift_is_what_became_of_predictions(
     assert 'predictions_compared_total{until="end"} 1.0' in text
 
 
+async def test_a_new_predictor_starts_without_the_errors_of_the_former(
+    bus: Bus, trained: StepModel, tmp_path: Path, telemetry: Telemetry
+) -> None:
+    trained.save(tmp_path)
+    items = [item_of(step) for step in RUN]
+    async with serving(bus, tmp_path, telemetry):
+        await tell(bus, items[:2])
+        await ask(bus, question_of(RUN, 2))
+        await tell(bus, items[2:])
+        await until_shown(telemetry, 'basis="served"')
+        trained.save(tmp_path)
+        await until_shown(telemetry, 'predictor_loads_total{outcome="loaded"} 2.0')
+        async with asyncio.timeout(5):
+            while 'basis="served"' in shown(telemetry):
+                await asyncio.sleep(0.02)
+
+
 async def test_served_traffic_is_recorded(bus: Bus, tmp_path: Path, telemetry: Telemetry) -> None:
     store = MemoryStore()
     spec = DecodingSpec(n_output=64, block_length=32, seed=1)

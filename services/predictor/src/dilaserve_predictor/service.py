@@ -192,19 +192,23 @@ class PredictorService:
             self._metrics.refresh(info, self._served)
             await asyncio.sleep(LOOK_EVERY_S)
             try:
-                await asyncio.to_thread(self._load)
+                if await asyncio.to_thread(self._load):  # what is compared is the one in force
+                    self._drift, self._served = Drift(), Score()
             except PredictorError as error:
                 self._metrics.loaded("unusable")
                 log.warning("keeping the predictor in force: %s", error)
 
-    def _load(self) -> None:
-        if self._folder.refresh() and self._folder.predictor is not None:
+    def _load(self) -> bool:
+        """Whether there is a new predictor."""
+        is_new = self._folder.refresh()
+        if is_new and self._folder.predictor is not None:
             info = self._folder.predictor.info
             self._metrics.loaded("loaded")
             log.info(
                 "predicting for %s with trees from %d runs of %d prompts; WMAPE %.3f held out",
                 *(info.model_id, info.n_runs, info.n_prompts, info.errors["full"].wmape),
             )
+        return is_new
 
     # --- who it is -----------------------------------------------------------------------------
 
