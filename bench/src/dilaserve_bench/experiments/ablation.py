@@ -51,7 +51,7 @@ def run(session: Session) -> Document[Row]:
 def without_each() -> dict[str, dict[str, Any]]:
     """Every part of dilaserve that can be left out, but the two controls."""
     controls = {part for variant in CONTROL.values() for part in variant}
-    parts = [field.name for field in fields(PolicyOptions) if field.type == "bool"]
+    parts = [field.name for field in fields(PolicyOptions) if field.default is True]
     return {
         f"without {part.replace('_', ' ')}": {part: False}
         for part in parts
