@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
-from statistics import NormalDist
 from pathlib import Path
+from statistics import NormalDist
 
 from dilaserve.messages import PredictSteps, StepAnswer, StepQuestion, StepsPredicted
 from dilaserve_bench.twin.recorded import StepTable
@@ -130,5 +130,5 @@ class StandIn:
 def _normal(name: str) -> float:
     """A normal deviate of variance 1/3 that belongs to a name. (A generator seeded with the name
     would do, and take eight times as long.)"""
-    drawn = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
-    return THIRD.inv_cdf((drawn + 0.5) / 2**64)
+    drawn = int.from_bytes(blake2b(name.encode(), digest_size=6).digest(), "little")
+    return THIRD.inv_cdf((drawn + 0.5) / 2**48)
