@@ -75,6 +75,8 @@ class Admission:
 
     def reconsider(self, now: float) -> None:
         """Answer the early ones for whom an instance is there, or whose time is up."""
+        if not self._early:
+            return
         for event in list(self._early.values()):
             if self._members.anyone_live(event.model_id, now) or not self._is_early(now):
                 del self._early[event.request_id]

@@ -28,7 +28,7 @@ def extend(request: Request, run_ahead: int | None) -> bool:
     want the request elsewhere, and with `run_ahead` at most so many steps. Never shrinks."""
     before = request.until_block, request.until_step
     if not request.is_leaving:
-        ahead = 1 if is_ending(request) and request.asked_block == request.block else 0
+        ahead = 1 if request.asked_block == request.block and is_ending(request) else 0
         last = request.n_blocks - 1
         request.until_block = max(request.until_block, min(request.block + ahead, last))
     if run_ahead is not None:
