@@ -11,7 +11,7 @@ import msgspec
 import typer
 from tables import code, first_line, table
 
-from dilaserve import errors, messages, subjects
+from dilaserve import errors, messages, plan_messages, subjects
 from dilaserve.addresses import CliSettings
 from dilaserve.cli import GROUP, load_command
 from dilaserve.crashpoints import CrashPoint
@@ -20,6 +20,7 @@ from dilaserve.telemetry.names import METRICS, SPANS
 from dilaserve_gateway.settings import GatewaySettings
 from dilaserve_gpu_worker.settings import WorkerSettings
 from dilaserve_predictor.settings import PredictorSettings
+from dilaserve_reconfigurator.settings import ReconfiguratorSettings
 from dilaserve_scheduler.settings import SchedulerSettings
 
 SETTINGS: dict[str, type[msgspec.Struct]] = {
@@ -29,6 +30,7 @@ SETTINGS: dict[str, type[msgspec.Struct]] = {
     "scheduler": SchedulerSettings,
     "gpu-worker": WorkerSettings,
     "predictor": PredictorSettings,
+    "reconfigurator": ReconfiguratorSettings,
 }
 DIRECTIONS: dict[str, UnionType | type[messages.Message]] = {
     "Gateway → scheduler": messages.GatewayToScheduler,
@@ -38,6 +40,9 @@ DIRECTIONS: dict[str, UnionType | type[messages.Message]] = {
     "Worker → gateway": messages.ToGateway,
     "Scheduler → predictor": messages.ToPredictor,
     "Predictor → scheduler (replies)": messages.FromPredictor,
+    "Reconfigurator → all": plan_messages.FromPlanner,
+    "Reconfigurator → scheduler": plan_messages.Drain,
+    "Scheduler → reconfigurator (replies)": plan_messages.Drained,
 }
 
 
@@ -67,7 +72,7 @@ def settings() -> str:
     return "\n\n".join(["## Settings", *sections])
 
 
-MODULE_TITLES = ("gateway", "scheduler", "gpu-worker", "predictor")
+MODULE_TITLES = ("gateway", "scheduler", "gpu-worker", "predictor", "reconfigurator")
 
 
 def bus_subjects() -> str:
@@ -96,7 +101,7 @@ def bus_messages() -> str:
         sections.append("\n\n".join([f"### {title}", *map(_struct, kinds)]))
     parts = [
         value
-        for value in vars(messages).values()
+        for value in {**vars(messages), **vars(plan_messages)}.values()
         if inspect.isclass(value)
         and issubclass(value, msgspec.Struct)
         and not issubclass(value, messages.Message)

@@ -20,6 +20,7 @@ from dilaserve_reconfigurator.monitor import Workload
 from dilaserve_reconfigurator.paces import load_paces
 from dilaserve_reconfigurator.planner import Cluster, Planner, PlannerOptions, place
 from dilaserve_reconfigurator.record import PlanRecord, Plans
+from dilaserve_reconfigurator.settings import degrees_of
 from dilaserve_reconfigurator.snapshot import PlanningError
 from dilaserve_reconfigurator.solving import SolverName
 from dilaserve_reconfigurator.whatif import (
@@ -68,7 +69,7 @@ def plan(
     options = PlannerOptions(
         profiles=load_profiles(profile),
         paces=load_paces(steps),
-        degrees=_degrees(degrees),
+        degrees=degrees_of(degrees),
         cache_mode=cache,
         max_batch_tokens=budget,
         overhead=overhead,
@@ -121,13 +122,6 @@ def _cluster(nodes: tuple[int, ...], counts: Mapping[int, int]) -> Cluster:
 
 def _show(record: PlanRecord, *, as_json: bool) -> None:
     typer.echo(msgspec.json.encode(record).decode() if as_json else explain(record))
-
-
-def _degrees(text: str) -> tuple[int, ...]:
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise PlanningError(f"TP degrees {text!r} are not written like 1,2,4")
-    return tuple(sorted({int(part) for part in parts}))
 
 
 def _new_id() -> str:

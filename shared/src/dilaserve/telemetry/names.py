@@ -253,13 +253,48 @@ _METRICS = (
         ("predictor",),
         ("outcome",),
     ),
+    # --- reconfigurator ------------------------------------------------------------------------
+    Metric(
+        "dilaserve:plans_total",
+        "counter",
+        "{plan}",
+        "Plans made: change, keep, hold (nothing to decide with) or failed",
+        ("reconfigurator",),
+        ("verdict",),
+    ),
+    Metric(
+        "dilaserve:plan_seconds",
+        "histogram",
+        "s",
+        "Making one plan: both stages and the present mix",
+        ("reconfigurator",),
+        (),
+        SECONDS,
+    ),
+    Metric(
+        "dilaserve:plan_objective",
+        "gauge",
+        "1",
+        "Of the last plan solved: mean_threshold, then slo_share (of its SLO that a mean request "
+        "takes), for the best mix",
+        ("reconfigurator",),
+        ("objective",),
+    ),
+    Metric(
+        "dilaserve:plan_gap",
+        "gauge",
+        "1",
+        "Distance of that objective to its bound, relative to it",
+        ("reconfigurator",),
+        ("objective",),
+    ),
     # --- every service -------------------------------------------------------------------------
     Metric(
         "dilaserve:messages_dropped_total",
         "counter",
         "{message}",
         "Messages dropped: unknown tag or malformed (`invalid`), `stale`, or `unsent`: no bus",
-        ("gateway", "scheduler", "gpu-worker", "predictor"),
+        ("gateway", "scheduler", "gpu-worker", "predictor", "reconfigurator"),
         ("reason",),
     ),
 )

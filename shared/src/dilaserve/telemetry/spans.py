@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Service = Literal["gateway", "scheduler", "gpu-worker", "predictor"]
+Service = Literal["gateway", "scheduler", "gpu-worker", "predictor", "reconfigurator"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,205 @@
+"""The planner on the bus, in advisory mode: it watches the workload and proposes, no more.
+
+Arrivals are the submissions that the gateway sends to the scheduler, overheard: so those that the
+scheduler refuses, or does not even receive, count as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from dilaserve import __version__, subjects
+from dilaserve.bus import Bus, BusMessage, ServiceCard
+from dilaserve.errors import BusUnavailableError, DiLaServeError
+from dilaserve.messages import (
+    Heartbeat,
+    InstanceDown,
+    InstanceUp,
+    Submit,
+    decode_request,
+    decode_worker_event,
+    encode,
+)
+from dilaserve.plan_messages import PlannedMix, PlanProposed
+from dilaserve.telemetry import Telemetry
+from dilaserve_reconfigurator.members import Members
+from dilaserve_reconfigurator.monitor import Missing, Monitor
+from dilaserve_reconfigurator.observe import PlannerMetrics
+from dilaserve_reconfigurator.planner import Cluster, Planner
+from dilaserve_reconfigurator.record import Mix, PlanRecord, Plans, mix_text
+
+__all__ = ["Clocks", "Identity", "ReconfiguratorService"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What the planner's process says of itself."""
+
+    service_id: str
+    pid: int
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Seconds: since any moment, never going back; and since the epoch."""
+
+    monotonic: Callable[[], float]
+    wall: Callable[[], float]
+
+
+class ReconfiguratorService:
+    """Proposes a plan every so often until it is stopped."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        planner: Planner,
+        monitor: Monitor,
+        members: Members,
+        plans: Plans,
+        identity: Identity,
+        *,
+        telemetry: Telemetry,
+        clocks: Clocks,
+        every_s: float,
+    ) -> None:
+        self._bus = bus
+        self._planner = planner
+        self._monitor = monitor
+        self._members = members
+        self._plans = plans
+        self._identity = identity
+        self._address = telemetry.address
+        self._metrics = PlannerMetrics(telemetry)
+        self._clocks = clocks
+        self._every_s = every_s
+        self._stopped = asyncio.Event()
+
+    async def run(self) -> None:
+        """Watch and propose until `stop`."""
+        listening = [
+            await self._bus.subscribe(subjects.REQUEST_SUBMIT, self._submitted),
+            await self._bus.subscribe(subjects.ALL_WORKER_EVENTS, self._happened),
+            await self._bus.serve(self._card(), []),
+        ]
+        try:
+            while not await self._stops_within(self._every_s):
+                await self.propose()
+        finally:
+            for subscription in listening:
+                await subscription.unsubscribe()
+
+    def stop(self, reason: str) -> None:
+        """End `run` soon."""
+        log.info("stopping: %s", reason)
+        self._stopped.set()
+
+    async def propose(self) -> PlanRecord | None:
+        """Make one plan, keep it, and tell everyone. None if none could be made."""
+        now = self._clocks.monotonic()
+        workload, cluster = self._monitor.workload(now), self._members.cluster(now)
+        if isinstance(cluster, Missing):
+            workload, cluster = cluster, Cluster((), ())
+        try:
+            record = await asyncio.to_thread(
+                self._planner.plan, self._clocks.wall(), workload, cluster
+            )
+            await asyncio.to_thread(self._plans.save, record)
+        except (DiLaServeError, OSError) as error:
+            self._metrics.failed()
+            log.warning("no plan: %s", error)
+            return None
+        self._metrics.made(record, self._clocks.monotonic() - now)
+        log.info("%s: %s; %s", record.plan_id, _headline(record), "; ".join(record.reasons))
+        await self._tell(record)
+        return record
+
+    async def _tell(self, record: PlanRecord) -> None:
+        message = PlanProposed(
+            plan_id=record.plan_id,
+            verdict=record.verdict,
+            reasons=record.reasons,
+            present=_planned(record.present),
+            target=_planned(record.target),
+        )
+        try:
+            await self._bus.publish(subjects.PLAN_PROPOSED, encode(message))
+        except BusUnavailableError as error:
+            log.warning("%s was proposed to nobody: %s", record.plan_id, error)
+
+    # --- what happens --------------------------------------------------------------------------
+
+    def _submitted(self, message: BusMessage) -> None:
+        try:
+            submit = decode_request(message.data)
+        except msgspec.DecodeError:
+            return  # the scheduler, whom it was meant for, counts it
+        if isinstance(submit, Submit):
+            slo_s = submit.slo_ms / 1000 if submit.slo_ms is not None else None
+            self._monitor.arrived(
+                self._clocks.monotonic(),
+                submit.request_id,
+                submit.n_prompt,
+                submit.n_output,
+                slo_s,
+            )
+
+    def _happened(self, message: BusMessage) -> None:
+        try:
+            event = decode_worker_event(message.data)
+        except msgspec.DecodeError as error:
+            self._metrics.dropped()
+            log.warning("dropped a message on %s: %s", message.subject, error)
+            return
+        now = self._clocks.monotonic()
+        self._monitor.alive(now)
+        match event:
+            case InstanceUp() | Heartbeat():
+                self._members.heard(now, event.info)
+            case InstanceDown():
+                self._members.left(event.instance_id)
+
+    async def _stops_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopped.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _card(self) -> ServiceCard:
+        return ServiceCard(
+            name="reconfigurator",
+            version=__version__,
+            description="Proposes which TP degrees the cluster should be made of",
+            metadata={
+                "id": self._identity.service_id,
+                "pid": str(self._identity.pid),
+                "address": self._address,
+                "host": self._identity.host,
+            },
+        )
+
+
+def _planned(mix: Mix) -> PlannedMix:
+    return PlannedMix(
+        counts={str(degree): n for degree, n in mix.counts.items()},
+        mean_threshold=mix.mean_threshold,
+        mean_slack=mix.mean_slack,
+        mean_latency_s=mix.mean_latency_s,
+    )
+
+
+def _headline(record: PlanRecord) -> str:
+    present = mix_text(record.present.counts)
+    if record.verdict == "change":
+        return f"{mix_text(record.target.counts)} instead of {present}"
+    return f"{record.verdict} {present}"

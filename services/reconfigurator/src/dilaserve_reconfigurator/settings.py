@@ -1,0 +1,68 @@
+"""The planner's settings: what it plans with, how often, and what a change has to bring."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from dilaserve.errors import SettingsError
+from dilaserve.messages import CacheMode
+from dilaserve.profiles import load_profiles
+from dilaserve.settings import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, CommonSettings
+from dilaserve_reconfigurator.decision import Costs
+from dilaserve_reconfigurator.paces import load_paces
+from dilaserve_reconfigurator.planner import PlannerOptions
+
+__all__ = ["ReconfiguratorSettings", "degrees_of"]
+
+
+class ReconfiguratorSettings(CommonSettings, frozen=True, kw_only=True):
+    """Read from DILASERVE_* variables, once, in `__main__`."""
+
+    profile: Annotated[str, "latency profile of the served model (dilaserve profile)"]
+    recorded_steps: Annotated[str, "recorded steps of the served model (dilaserve record)"]
+    nodes: Annotated[str, "GPUs of the nodes, as in 4x8; hosts fill them in order of their names"]
+    tp_degrees: Annotated[str, "TP degrees to choose from"] = "1,2,4"
+    model_name: Annotated[str, "id of the model in the API; empty: plan for all instances"] = ""
+    cache_mode: Annotated[CacheMode, "which keys and values the workers keep"] = "dual"
+    block_length: Annotated[int, "tokens in a block", AT_LEAST_ONE] = 32
+    max_batch_tokens: Annotated[int, "tokens of all requests of an instance", AT_LEAST_ONE] = 8192
+    overhead: Annotated[float, "factor on the profile for what is lost beside a pass", POSITIVE] = (
+        1.0
+    )
+    slo_ms: Annotated[int, "SLO of requests that bring none, in milliseconds", AT_LEAST_ONE] = 30000
+    plan_every_s: Annotated[float, "seconds from one plan to the next", POSITIVE] = 300.0
+    plan_window_s: Annotated[float, "seconds of arrivals that a plan looks at", POSITIVE] = 300.0
+    plan_budget_s: Annotated[float, "longest time to make a plan", POSITIVE] = 20.0
+    rate_factor: Annotated[float, "safety factor on the arrival rates", POSITIVE] = 1.5
+    min_gain: Annotated[float, "what a change has to bring, as a share", NOT_NEGATIVE] = 0.1
+    launch_s: Annotated[float, "what launching an instance takes", NOT_NEGATIVE] = 60.0
+    solver: Annotated[Literal["highs", "gurobi"], "Gurobi only where its licence allows"] = "highs"
+    plans_dir: Annotated[str, "folder of the plans made, for `dilaserve plan explain`"] = (
+        ".dilaserve/plans"
+    )
+    start_timeout_s: Annotated[float, "how long to wait for NATS at the start", NOT_NEGATIVE] = 30.0
+
+    def options(self) -> PlannerOptions:
+        """What the planner takes of them. Raises DiLaServeError for files that cannot be used."""
+        return PlannerOptions(
+            profiles=load_profiles(Path(self.profile)),
+            paces=load_paces(Path(self.recorded_steps)),
+            degrees=degrees_of(self.tp_degrees),
+            block_length=self.block_length,
+            cache_mode=self.cache_mode,
+            max_batch_tokens=self.max_batch_tokens,
+            overhead=self.overhead,
+            rate_factor=self.rate_factor,
+            budget_s=self.plan_budget_s,
+            solver=self.solver,
+            costs=Costs(launch_s=self.launch_s, min_gain=self.min_gain),
+        )
+
+
+def degrees_of(text: str) -> tuple[int, ...]:
+    """`1,2,4`, ascending. Raises SettingsError."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise SettingsError(f"TP degrees {text!r} are not numbers; write them for example 1,2,4")
+    return tuple(sorted({int(part) for part in parts}))
