@@ -56,8 +56,6 @@ class Members:
                 gpus = tuple(range(taken, taken + info.tp_degree))
                 taken += info.tp_degree
                 running.append(Placed(info.instance_id, Slot(node, gpus)))
-            if taken > self._nodes[node]:
-                return Missing(
-                    f"host {host} runs {taken} GPUs' worth, has {self._nodes[node]} GPUs"
-                )
+            if taken > n_gpus:
+                return Missing(f"host {host} runs {taken} GPUs' worth, has {n_gpus} GPUs")
         return Cluster(self._nodes, tuple(running))
