@@ -8,7 +8,9 @@ as one has of GSM8K.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from time import process_time
 
 import msgspec
 from matplotlib.figure import Figure
@@ -22,12 +24,11 @@ from dilaserve_bench.experiments.gsm8k import FIXED
 from dilaserve_bench.experiments.page import Page, Table, number, percent
 from dilaserve_bench.experiments.paired import Difference, mean_of, paired, paired_excess
 from dilaserve_bench.experiments.plots import colour, panels
+from dilaserve_bench.twin.advice import trained_in
 from dilaserve_bench.twin.cluster import ClusterSpec, parse_mix
 from dilaserve_bench.twin.options import NOBODY_REFUSED, core_settings
 from dilaserve_bench.twin.report import report_run
-from dilaserve_bench.twin.runner import run_seeds
-from dilaserve_bench.twin.scheduler import Adviser
-from dilaserve_bench.twin.simulation import Run, Scenario
+from dilaserve_bench.twin.simulation import Run, Scenario, Simulation
 from dilaserve_bench.twin.workload import RequestClass, Workloads, poisson
 from dilaserve_scheduler.core.policy import Policy
 from dilaserve_scheduler.policies import PolicyOptions, build_policy
@@ -67,6 +68,7 @@ class QualityRow(msgspec.Struct, frozen=True, kw_only=True):
     accuracy_ci95: float
     p50_s: float | None
     p99_s: float | None
+    cpu_s: float
     lost: float | None
     """Accuracy lost against a fixed 0.9 (`infaas`), on the same problems; None without it."""
     lost_ci95: float | None
@@ -83,7 +85,7 @@ class QualityRun(msgspec.Struct, frozen=True, kw_only=True):
     p50_s: float | None
     p99_s: float | None
     right: str
-    predictor: bool
+    cpu_s: float
 
 
 class _Key(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,15 +103,20 @@ def run(session: Session) -> Document[QualityRow]:
     rates = session.options.rates or (RATE,)
     overhead = session.options.overhead or OVERHEAD
     n_per_task = session.size(N_PER_TASK, QUICK_PER_TASK)
+    folder = find_model(None, session.environ)
     rows: list[QualityRow] = []
     for rate in rates:
-        runs: dict[str, QualityRun] = {}
-        for policy in session.options.policies or POLICIES:
-            key = _Key(policy=policy, rate=rate, overhead=overhead, n_per_task=n_per_task)
-            done = session.measured(key, QualityRun, lambda key=key: _measure(key, session))  # type: ignore[misc]
-            if done is not None:
-                runs[policy] = done
-        rows += rows_of(rate, runs)
+        keys = [
+            _Key(policy=policy, rate=rate, overhead=overhead, n_per_task=n_per_task)
+            for policy in session.options.policies or POLICIES
+        ]
+        session.measure_together(keys, QualityRun, partial(_alone, folder))
+        runs = [
+            session.measured(key, QualityRun, partial(_watched, folder, key, session))
+            for key in keys
+        ]
+        kept = {key.policy: done for key, done in zip(keys, runs, strict=True) if done is not None}
+        rows += rows_of(rate, kept)
     found = {"overhead": overhead, "slo_s": SLO_S, "instances": INSTANCES, "budget": BUDGET}
     return session.document("quality", rows, n=6 * n_per_task, found=found)
 
@@ -135,6 +142,7 @@ def rows_of(rate: float, runs: Mapping[str, QualityRun]) -> list[QualityRow]:
                 accuracy_ci95=accuracy.ci95,
                 p50_s=done.p50_s,
                 p99_s=done.p99_s,
+                cpu_s=done.cpu_s,
                 lost=_mean(lost),
                 lost_ci95=_ci95(lost),
                 beyond_half=_mean(beyond),
@@ -147,10 +155,21 @@ def rows_of(rate: float, runs: Mapping[str, QualityRun]) -> list[QualityRow]:
 # --- one run --------------------------------------------------------------------------------------
 
 
-def _measure(key: _Key, session: Session) -> QualityRun | None:
+def _watched(folder: Path, key: _Key, session: Session) -> QualityRun | None:
+    simulation = _simulation(folder, key)
+    with session.watch.follow(simulation, f"{key.policy} at {key.rate:g}/s") as look:
+        done = simulation.run(look)
+    return _kept(done) if done.is_complete else None
+
+
+def _alone(folder: Path, key: _Key) -> QualityRun:
+    """In a process of its own."""
+    return _kept(_simulation(folder, key).run())
+
+
+def _simulation(folder: Path, key: _Key) -> Simulation:
     from dilaserve_bench.twin.tiny import load_problems
 
-    folder = find_model(None, session.environ)
     problems = load_problems(folder, n_per_task=key.n_per_task, seed=PROBLEM_SEED)
     spec = ClusterSpec(
         groups=parse_mix(INSTANCES),
@@ -158,7 +177,7 @@ def _measure(key: _Key, session: Session) -> QualityRun | None:
         max_batch_tokens=BUDGET,
         n_kv_tokens=2 * BUDGET,
     )
-    predictor = folder / "predictor"
+    trained = trained_in(folder)
     scenario = Scenario(
         cluster=spec,
         profiles=load_profiles(data_file("h100_llada.json")),
@@ -166,18 +185,10 @@ def _measure(key: _Key, session: Session) -> QualityRun | None:
         source=problems.source("dual"),
         judge=problems.judge(),
         core=core_settings(spec.heartbeat_s, None),
-        adviser=(lambda _: _trained(predictor)) if predictor.exists() else None,
+        adviser=None if trained is None else lambda _: trained,
     )
-    runs = run_seeds(
-        scenario,
-        problems.sized(_workloads(key, spec, len(problems.cases))),
-        [key.seed],
-        watch=session.watch,
-        timer=session.timer,
-        title=f"{key.policy} at {key.rate:g}/s",
-    )
-    done = next(runs)
-    return _kept(done, has_predictor=predictor.exists()) if done.is_complete else None
+    workloads = problems.sized(_workloads(key, spec, len(problems.cases)))
+    return Simulation(scenario, workloads(key.seed), key.seed, timer=process_time)
 
 
 def _workloads(key: _Key, spec: ClusterSpec, n_cases: int) -> Workloads:
@@ -196,23 +207,16 @@ def _policy(key: _Key) -> Policy:
     return build_policy(BEST if fixed else key.policy, usual)
 
 
-def _kept(done: Run, *, has_predictor: bool) -> QualityRun:
+def _kept(done: Run) -> QualityRun:
     report = report_run(done)
     return QualityRun(
         attainment=report.attainment,
         mean_threshold=report.mean_threshold,
         p50_s=report.p50_s,
         p99_s=report.p99_s,
+        cpu_s=round(done.wall_s, 1),
         right="".join("1" if served.right else "0" for served in done.served),
-        predictor=has_predictor,
     )
-
-
-def _trained(folder: Path) -> Adviser:
-    from dilaserve_bench.twin.advice import Trained
-    from dilaserve_predictor.model import Predictor, StepModel
-
-    return Trained(Predictor(StepModel.load(folder)))
 
 
 def _mean(difference: Difference | None) -> float | None:

@@ -7,6 +7,7 @@ the trace's; steps are those recorded on GSM8K, in proportion to the output.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from time import process_time
 
 import msgspec
@@ -29,8 +30,7 @@ from dilaserve_bench.twin.options import (
     stand_in,
 )
 from dilaserve_bench.twin.recorded import load_steps
-from dilaserve_bench.twin.runner import run_seeds
-from dilaserve_bench.twin.simulation import Run, Scenario
+from dilaserve_bench.twin.simulation import Run, Scenario, Simulation
 from dilaserve_bench.twin.workload import RequestClass, Workloads, daily
 
 __all__ = ["EXPERIMENT", "DayRow", "DayRun"]
@@ -38,7 +38,7 @@ __all__ = ["EXPERIMENT", "DayRow", "DayRun"]
 SLO_S = 12.5
 OVERHEAD = 1.594
 """The step overhead that `calibration` fits."""
-PEAK = 1.769
+PEAK = 1.75
 """Arrivals a second and GPU in the busiest slot: INFaaS then attains 68 % of the loaded part, as
 published. (The published trace peaks at 1.264.)"""
 LOADED_FROM = 9
@@ -95,12 +95,13 @@ def run(session: Session) -> Document[DayRow]:
     (peak, *_) = session.options.rates or (PEAK,)
     overhead = session.options.overhead or OVERHEAD
     slot_s = QUICK_SLOT_S if session.is_quick else average_day().slot_s
-    runs: dict[str, DayRun] = {}
-    for policy in session.options.policies or POLICIES:
-        key = _Key(policy=policy, peak=peak, overhead=overhead, slot_s=slot_s)
-        day = session.measured(key, DayRun, lambda key=key: _measure(key, session))  # type: ignore[misc]
-        if day is not None:
-            runs[policy] = day
+    keys = [
+        _Key(policy=policy, peak=peak, overhead=overhead, slot_s=slot_s)
+        for policy in session.options.policies or POLICIES
+    ]
+    session.measure_together(keys, DayRun, _alone)
+    days = [session.measured(key, DayRun, partial(_watched, key, session)) for key in keys]
+    runs = {key.policy: day for key, day in zip(keys, days, strict=True) if day is not None}
     return session.document(
         "realday",
         _rows(runs, slot_s),
@@ -118,17 +119,20 @@ def run(session: Session) -> Document[DayRow]:
 # --- one day --------------------------------------------------------------------------------------
 
 
-def _measure(key: _Key, session: Session) -> DayRun | None:
-    runs = run_seeds(
-        _scenario(key),
-        _workloads(key),
-        [key.seed],
-        watch=session.watch,
-        timer=process_time,
-        title=f"a day of {key.policy}",
-    )
-    done = next(runs)
+def _watched(key: _Key, session: Session) -> DayRun | None:
+    simulation = _simulation(key)
+    with session.watch.follow(simulation, f"a day of {key.policy}") as look:
+        done = simulation.run(look)
     return _kept(done, key.slot_s) if done.is_complete else None
+
+
+def _alone(key: _Key) -> DayRun:
+    """In a process of its own."""
+    return _kept(_simulation(key).run(), key.slot_s)
+
+
+def _simulation(key: _Key) -> Simulation:
+    return Simulation(_scenario(key), _workloads(key)(key.seed), key.seed, timer=process_time)
 
 
 def _scenario(key: _Key) -> Scenario:

@@ -21,16 +21,14 @@ from dilaserve_bench.live.stack import MAX_BATCH_TOKENS
 from dilaserve_bench.live.trial import Trace
 from dilaserve_bench.tiny.evaluate import Case
 from dilaserve_bench.tiny.tasks import TASKS
-from dilaserve_bench.twin.advice import Trained
+from dilaserve_bench.twin.advice import trained_in
 from dilaserve_bench.twin.clients import Served
 from dilaserve_bench.twin.cluster import ClusterSpec, Group
 from dilaserve_bench.twin.options import core_settings
 from dilaserve_bench.twin.report import quantile
-from dilaserve_bench.twin.scheduler import Adviser
 from dilaserve_bench.twin.simulation import Run, Scenario, Simulation
 from dilaserve_bench.twin.tiny import TinyProblems
 from dilaserve_bench.twin.workload import Workload
-from dilaserve_predictor.model import Predictor, StepModel
 from dilaserve_scheduler.policies import build_policy
 from dilaserve_scheduler.settings import SchedulerSettings
 
@@ -103,6 +101,7 @@ def live_outcome(trace: Trace, problems: TinyProblems) -> Outcome:
 def scenario_of(passes: PassFit, problems: TinyProblems, environ: Mapping[str, str]) -> Scenario:
     """One worker, the policy of the stack, and the real model in the loop."""
     settings = load(SchedulerSettings, environ)
+    trained = trained_in(Path(environ[variable("model")]))
     spec = ClusterSpec(
         groups=(Group(tp_degree=1, n_instances=1),), max_batch_tokens=MAX_BATCH_TOKENS
     )
@@ -114,13 +113,9 @@ def scenario_of(passes: PassFit, problems: TinyProblems, environ: Mapping[str, s
         source=problems.source("dual"),
         judge=problems.judge(),
         core=core_settings(spec.heartbeat_s, settings.core().run_ahead),
-        adviser=lambda _: _adviser(environ),
+        adviser=None if trained is None else lambda _: trained,
         slot_s=SLOT_S,
     )
-
-
-def _adviser(environ: Mapping[str, str]) -> Adviser:
-    return Trained(Predictor(StepModel.load(Path(environ[variable("model")]) / "predictor")))
 
 
 def _of(number: int, trace: Trace) -> Workload:
