@@ -86,7 +86,7 @@ def test_complete_model_folder_is_found(model: Path) -> None:
     [
         ("config.json", "no config.json"),
         ("model.safetensors", "no *.safetensors"),
-        ("tokenizer.json", "no tokenizer.json"),
+        ("tokenizer.json", "no tokenizer.json or vocab.json with merges.txt"),
     ],
 )
 def test_missing_part_of_a_model_is_named(model: Path, name: str, fault: str) -> None:
@@ -95,6 +95,14 @@ def test_missing_part_of_a_model_is_named(model: Path, name: str, fault: str) ->
     with pytest.raises(ModelFolderError, match="give a folder"):
         find_model(model, {})
     assert doctor.check_model(model, {}).verdict == "wrong"
+
+
+def test_a_tokenizer_in_two_files_is_one(model: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    (model / "vocab.json").touch()
+    assert missing_parts(model) == ["no tokenizer.json or vocab.json with merges.txt"]
+    (model / "merges.txt").touch()
+    assert missing_parts(model) == []
 
 
 def test_config_without_a_mask_token_is_wrong(model: Path) -> None:

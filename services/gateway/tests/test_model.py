@@ -85,3 +85,9 @@ def test_a_config_without_sizes(tmp_path: Path, name: str, value: Any) -> None:
 def test_no_folder(tmp_path: Path) -> None:
     with pytest.raises(ModelFolderError, match="does not exist; set DILASERVE_MODEL"):
         load_model(tmp_path / "nowhere")
+
+
+def test_a_tokenizer_without_the_mask_token_is_told(tmp_path: Path) -> None:
+    assert load_model(folder_with(tmp_path, LLADA | {"mask_token_id": 3})).context_length == 4096
+    with pytest.raises(ModelFolderError, match="no mask token: .* gives it the id 400"):
+        load_model(folder_with(tmp_path, LLADA | {"mask_token_id": 400}))

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dilaserve_gpu_worker.models.llada import LLaDA
+from dilaserve_gpu_worker.models.model import Model
 from dilaserve_gpu_worker.weights import load_model
 
-GOLDEN = Path(__file__).parents[4] / "shared" / "golden" / "llada-mha"
+GOLDEN = Path(__file__).parents[4] / "shared" / "golden"
 
 CONFIG: dict[str, Any] = {
     "model_type": "llada",
@@ -25,6 +25,20 @@ CONFIG: dict[str, Any] = {
     "mlp_hidden_size": 72,
     "vocab_size": 61,
     "max_sequence_length": 512,
+    "rope_theta": 500.0,
+    "mask_token_id": 60,
+    "eos_token_id": 59,
+}
+
+DREAM_CONFIG: dict[str, Any] = {
+    "model_type": "Dream",
+    "hidden_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "intermediate_size": 72,
+    "vocab_size": 62,
+    "max_position_embeddings": 512,
     "rope_theta": 500.0,
     "mask_token_id": 60,
     "eos_token_id": 59,
@@ -53,26 +67,60 @@ def make_folder(tmp_path_factory: pytest.TempPathFactory) -> MakeFolder:
 
 
 @pytest.fixture(scope="session")
-def model(make_folder: MakeFolder) -> LLaDA:
+def make_dream_folder(tmp_path_factory: pytest.TempPathFactory) -> MakeFolder:
+    """Likewise in Dream's format."""
+
+    def make(**overrides: Any) -> Path:
+        folder = tmp_path_factory.mktemp("dream")
+        config = DREAM_CONFIG | overrides
+        (folder / "config.json").write_text(json.dumps(config))
+        save_file(random_dream_tensors(config), folder / "model.safetensors")
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def random_dream(make_dream_folder: MakeFolder) -> Model:
+    return load_model(make_dream_folder())
+
+
+@pytest.fixture(scope="session")
+def model(make_folder: MakeFolder) -> Model:
     return load_model(make_folder())
 
 
 @pytest.fixture(scope="session")
-def grouped_model(make_folder: MakeFolder) -> LLaDA:
+def grouped_model(make_folder: MakeFolder) -> Model:
     """Four query heads over two key/value heads."""
     return load_model(make_folder(n_kv_heads=2))
 
 
 @pytest.fixture(scope="session")
 def golden_folder() -> Path:
-    if not GOLDEN.is_dir():
-        pytest.skip("../shared/golden is absent: no reference outputs to compare with")
-    return GOLDEN
+    return golden("llada-mha")
 
 
 @pytest.fixture(scope="session")
-def golden_model(golden_folder: Path) -> LLaDA:
+def dream_folder() -> Path:
+    return golden("dream-gqa")
+
+
+@pytest.fixture(scope="session")
+def golden_model(golden_folder: Path) -> Model:
     return load_model(golden_folder)
+
+
+@pytest.fixture(scope="session")
+def dream_model(dream_folder: Path) -> Model:
+    """Four query heads over two key/value heads, shifted logits."""
+    return load_model(dream_folder)
+
+
+def golden(name: str) -> Path:
+    if not (GOLDEN / name).is_dir():
+        pytest.skip(f"../shared/golden/{name} is absent: no reference outputs to compare with")
+    return GOLDEN / name
 
 
 def random_tensors(config: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -106,3 +154,41 @@ def random_tensors(config: dict[str, Any]) -> dict[str, torch.Tensor]:
         }
         tensors |= {f"blocks.{index}.{name}": tensor for name, tensor in block.items()}
     return {f"model.transformer.{name}.weight": tensor for name, tensor in tensors.items()}
+
+
+def random_dream_tensors(config: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """`random_tensors` under Dream's names, and biases."""
+    as_llada = {
+        "d_model": config["hidden_size"],
+        "mlp_hidden_size": config["intermediate_size"],
+        "n_heads": config["num_attention_heads"],
+        "n_kv_heads": config["num_key_value_heads"],
+        "n_layers": config["num_hidden_layers"],
+        "vocab_size": config["vocab_size"],
+    }
+    names = {
+        "transformer.wte": "embed_tokens",
+        "transformer.ln_f": "norm",
+        "transformer.ff_out": "lm_head",
+        "transformer.blocks": "layers",
+        "attn_norm": "input_layernorm",
+        "q_proj": "self_attn.q_proj",
+        "k_proj": "self_attn.k_proj",
+        "v_proj": "self_attn.v_proj",
+        "attn_out": "self_attn.o_proj",
+        "ff_norm": "post_attention_layernorm",
+        "ff_proj": "mlp.gate_proj",
+        "up_proj": "mlp.up_proj",
+        "ff_out": "mlp.down_proj",
+    }
+    generator = torch.Generator().manual_seed(8)
+    tensors = {}
+    for name, tensor in random_tensors(as_llada).items():
+        for ours, theirs in names.items():
+            name = name.replace(ours, theirs, 1)
+        name = name.replace("model.lm_head", "lm_head")
+        tensors[name] = tensor
+        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
+            bias = 0.3 * torch.randn(len(tensor), generator=generator)
+            tensors[name.replace(".weight", ".bias")] = bias
+    return tensors

@@ -18,7 +18,7 @@ from dilaserve.testing import admitted, step_of
 from dilaserve_gpu_worker.cli import denoise, replay
 from dilaserve_gpu_worker.engine.alone import denoise_alone, engine_for_one, fresh_request
 from dilaserve_gpu_worker.engine.types import Credit, NeverFitsError, StepOutput
-from dilaserve_gpu_worker.models.llada import LLaDA
+from dilaserve_gpu_worker.models.model import Model
 from dilaserve_gpu_worker.weights import load_model
 
 MakeFolder = Callable[..., Path]
@@ -134,7 +134,7 @@ def folder(make_folder: MakeFolder) -> Path:
 
 def serve(
     url: str,
-    model: LLaDA,
+    model: Model,
     cache_mode: CacheMode = "dual",
     *,
     falsify: int = 0,

@@ -15,6 +15,7 @@ from dilaserve.errors import InvalidRequestError
 from dilaserve.messages import CacheMode
 from dilaserve.store.records import MASKED, DecodingSpec
 from dilaserve_gpu_worker.engine import runner
+from dilaserve_gpu_worker.engine.batch import build_batch
 from dilaserve_gpu_worker.engine.engine import Engine, Plan
 from dilaserve_gpu_worker.engine.sequence import Floats, Row
 from dilaserve_gpu_worker.engine.types import (
@@ -24,7 +25,7 @@ from dilaserve_gpu_worker.engine.types import (
     NeverFitsError,
     StepOutput,
 )
-from dilaserve_gpu_worker.models.llada import LLaDA
+from dilaserve_gpu_worker.models.model import Model
 
 FAR = 10**6
 
@@ -55,7 +56,7 @@ def request(
 
 
 def new_engine(
-    model: LLaDA,
+    model: Model,
     *,
     cache_mode: CacheMode = "dual",
     n_kv_tokens: int = 1024,
@@ -92,7 +93,7 @@ def run_with(engine: Engine, decide: Decide) -> list[StepOutput]:
 # --- steps and blocks ----------------------------------------------------------------------------
 
 
-def test_a_request_runs_block_by_block_to_its_end(model: LLaDA) -> None:
+def test_a_request_runs_block_by_block_to_its_end(model: Model) -> None:
     engine = new_engine(model)
     engine.add(request(n_output=20))
     steps = run(engine)
@@ -112,19 +113,19 @@ def test_a_request_runs_block_by_block_to_its_end(model: LLaDA) -> None:
     assert engine.step_of("r") == len(steps)
 
 
-def test_without_a_cache_every_step_recomputes(model: LLaDA) -> None:
+def test_without_a_cache_every_step_recomputes(model: Model) -> None:
     engine = new_engine(model, cache_mode="none", n_kv_tokens=0)
     engine.add(request())
     assert {step.kind for step in run(engine)} == {"recompute"}
 
 
-def test_quota_commits_that_many_a_step(model: LLaDA) -> None:
+def test_quota_commits_that_many_a_step(model: Model) -> None:
     engine = new_engine(model)
     engine.add(request(quota=3))
     assert [len(step.positions) for step in run(engine)] == [3, 3, 2, 3, 3, 2]
 
 
-def test_threshold_of_a_step_is_that_of_its_credit(model: LLaDA) -> None:
+def test_threshold_of_a_step_is_that_of_its_credit(model: Model) -> None:
     engine = new_engine(model)
     engine.add(request(threshold=1.0, until_step=2))
     first = run(engine)
@@ -134,10 +135,56 @@ def test_threshold_of_a_step_is_that_of_its_credit(model: LLaDA) -> None:
     assert [(s.threshold, len(s.positions)) for s in rest] == [(0.0, 6), (0.0, 8)]
 
 
+def test_shifted_logits_commit_the_first_position_when_a_block_is_recomputed(
+    random_dream: Model,
+) -> None:
+    """No cache step computes the hidden state that predicts it, that of the position before."""
+    engine = new_engine(random_dream)
+    engine.add(request(n_output=20, threshold=0.0))
+    steps = run(engine)
+    assert [(s.kind, s.positions) for s in steps] == [
+        (kind, positions)
+        for start, stop in ((0, 8), (8, 16), (16, 20))
+        for kind, positions in (
+            ("recompute", [start]),
+            ("cache", list(range(start + 1, stop))),
+        )
+    ]
+
+
+def test_a_block_without_its_first_token_recomputes_where_logits_are_shifted(
+    random_dream: Model,
+) -> None:
+    """As a canvas may come from a worker without a cache."""
+    engine = new_engine(random_dream)
+    canvas = [MASKED, 5, 6] + [MASKED] * 13
+    engine.add(replace(request(), step=2, canvas=canvas))
+    output = engine.step()
+    assert output is not None
+    assert [(s.kind, s.positions) for s in output.steps] == [("recompute", [0])]
+    assert output.n_rebuilds == 0
+
+
+@pytest.mark.parametrize("n_prompt", [0, 7])
+def test_shifted_logits_come_from_the_position_before(random_dream: Model, n_prompt: int) -> None:
+    """In a batch, too; the first position of all keeps its own."""
+    engine = new_engine(random_dream, cache_mode="none")
+    for index in range(3):
+        engine.add(request(f"r{index}", n_prompt=n_prompt, n_output=16, threshold=1.0))
+    plan = engine.plan()
+    assert plan is not None
+    batch = build_batch(plan.rows, shift=1)
+    length = n_prompt + 16
+    expected = [
+        row * length + max(n_prompt + position - 1, 0) for row in range(3) for position in range(8)
+    ]
+    assert batch.logit_rows_M[:24].tolist() == expected
+
+
 # --- credit --------------------------------------------------------------------------------------
 
 
-def test_credit_ends_at_a_block(model: LLaDA) -> None:
+def test_credit_ends_at_a_block(model: Model) -> None:
     engine = new_engine(model)
     engine.add(request(until_block=0))
     assert engine.has_work()
@@ -148,7 +195,7 @@ def test_credit_ends_at_a_block(model: LLaDA) -> None:
     assert {step.block for step in run(engine)} == {1}
 
 
-def test_credit_ends_at_a_step(model: LLaDA) -> None:
+def test_credit_ends_at_a_step(model: Model) -> None:
     engine = new_engine(model)
     engine.add(request(until_step=0, threshold=1.0))
     assert run(engine) == []
@@ -158,7 +205,7 @@ def test_credit_ends_at_a_step(model: LLaDA) -> None:
     assert not engine.has_work()
 
 
-def test_rows_that_recompute_are_put_off_beyond_their_limit(model: LLaDA) -> None:
+def test_rows_that_recompute_are_put_off_beyond_their_limit(model: Model) -> None:
     """Three requests of 21 tokens. With 25, one starts its block in a pass, and those that have
     run from the cache beside it; whoever was put off comes first."""
     alone, together = new_engine(model), new_engine(model)
@@ -182,7 +229,7 @@ def test_rows_that_recompute_are_put_off_beyond_their_limit(model: LLaDA) -> Non
     assert [alone.canvas(name) for name in names] == [together.canvas(name) for name in names]
 
 
-def test_a_row_above_the_limit_has_its_turn(model: LLaDA) -> None:
+def test_a_row_above_the_limit_has_its_turn(model: Model) -> None:
     engine = new_engine(model)
     engine.add(request("a"))
     engine.add(request("long", n_prompt=60))
@@ -197,14 +244,14 @@ def test_a_row_above_the_limit_has_its_turn(model: LLaDA) -> None:
     assert len(plan.rows) == 2
 
 
-def test_no_rebuild_without_credit(model: LLaDA) -> None:
+def test_no_rebuild_without_credit(model: Model) -> None:
     engine = new_engine(model)
     half_done = replace(request(until_step=4), step=4, canvas=[7, MASKED, 9] + [MASKED] * 13)
     engine.add(half_done)
     assert engine.step() is None
 
 
-def test_a_rebuild_reports_no_step_and_keeps_the_canvas(model: LLaDA) -> None:
+def test_a_rebuild_reports_no_step_and_keeps_the_canvas(model: Model) -> None:
     engine = new_engine(model)
     canvas = [7, MASKED, 9] + [MASKED] * 13
     engine.add(replace(request(), step=4, canvas=canvas))
@@ -241,7 +288,7 @@ def writer(tokens_of_position: dict[int, tuple[int, float]]) -> Decide:
 EOS = 59
 
 
-def test_eos_ends_once_everything_before_it_is_committed(model: LLaDA) -> None:
+def test_eos_ends_once_everything_before_it_is_committed(model: Model) -> None:
     engine = new_engine(model)
     engine.add(request(ignore_eos=False))
     want = {2: (EOS, 9.0), 0: (5, 8.0), 1: (6, 7.0), 7: (8, 8.5)}
@@ -251,7 +298,7 @@ def test_eos_ends_once_everything_before_it_is_committed(model: LLaDA) -> None:
     assert not engine.has_work()
 
 
-def test_eos_waits_for_what_is_before_it(model: LLaDA) -> None:
+def test_eos_waits_for_what_is_before_it(model: Model) -> None:
     engine = new_engine(model)
     engine.add(request(ignore_eos=False, threshold=0.99))
     steps = run_with(engine, writer({2: (EOS, 20.0), 0: (5, 3.0), 1: (6, 2.0)}))
@@ -264,14 +311,14 @@ def test_eos_waits_for_what_is_before_it(model: LLaDA) -> None:
     assert engine.n_free_kv_tokens == 1024
 
 
-def test_eos_is_ignored_when_asked(model: LLaDA) -> None:
+def test_eos_is_ignored_when_asked(model: Model) -> None:
     engine = new_engine(model)
     engine.add(request(ignore_eos=True))
     steps = run_with(engine, writer(dict.fromkeys(range(16), (EOS, 20.0))))
     assert [s.finish_reason for s in steps] == [None, "length"]
 
 
-def test_a_model_that_wants_the_mask_token_does_not_hang(model: LLaDA) -> None:
+def test_a_model_that_wants_the_mask_token_does_not_hang(model: Model) -> None:
     engine = new_engine(model)
     engine.add(request())
     steps = run_with(engine, writer(dict.fromkeys(range(16), (model.config.mask_id, 30.0))))
@@ -279,7 +326,7 @@ def test_a_model_that_wants_the_mask_token_does_not_hang(model: LLaDA) -> None:
     assert model.config.mask_id not in engine.canvas("r")
 
 
-def test_a_request_restored_after_its_end_does_not_run(model: LLaDA) -> None:
+def test_a_request_restored_after_its_end_does_not_run(model: Model) -> None:
     engine = new_engine(model)
     engine.add(replace(request(ignore_eos=False), canvas=[4, EOS] + [MASKED] * 14))
     assert engine.step() is None
@@ -289,7 +336,7 @@ def test_a_request_restored_after_its_end_does_not_run(model: LLaDA) -> None:
 
 
 @pytest.mark.parametrize("cache_mode", ["none", "prefix", "dual"])
-def test_statistics_are_of_all_output_positions(model: LLaDA, cache_mode: CacheMode) -> None:
+def test_statistics_are_of_all_output_positions(model: Model, cache_mode: CacheMode) -> None:
     """A recompute step looks at every masked position, a cache step at those of its block; what is
     committed keeps its confidence."""
     engine = new_engine(model, cache_mode=cache_mode)
@@ -308,7 +355,7 @@ def test_statistics_are_of_all_output_positions(model: LLaDA, cache_mode: CacheM
         assert got == pytest.approx(expected, rel=1e-5)
 
 
-def confidences_of(model: LLaDA, engine: Engine, row: Row) -> Floats:
+def confidences_of(model: Model, engine: Engine, row: Row) -> Floats:
     """Per canvas position, in fp64, by the engine's own forward pass over the row with all the
     positions that it computes as candidates; 0 for the others."""
     computed = np.arange(row.start, row.start + len(row.tokens)) - row.sequence.n_prompt
@@ -324,7 +371,7 @@ def confidences_of(model: LLaDA, engine: Engine, row: Row) -> Floats:
 
 @pytest.mark.parametrize("cache_mode", ["none", "prefix", "dual"])
 def test_statistics_after_a_move_are_those_of_the_undisturbed_run(
-    model: LLaDA, cache_mode: CacheMode
+    model: Model, cache_mode: CacheMode
 ) -> None:
     """From every step on, the rebuild included: it looks at the later blocks, too."""
     undisturbed = run(held_by_new_engine(model, cache_mode, request(n_output=28)))
@@ -342,21 +389,21 @@ def test_statistics_after_a_move_are_those_of_the_undisturbed_run(
         assert [step.stats for step in rest] == [step.stats for step in undisturbed[number:]]
 
 
-def held_by_new_engine(model: LLaDA, cache_mode: CacheMode, held: EngineRequest) -> Engine:
+def held_by_new_engine(model: Model, cache_mode: CacheMode, held: EngineRequest) -> Engine:
     engine = new_engine(model, cache_mode=cache_mode)
     engine.add(held)
     return engine
 
 
 def test_a_large_vocabulary_is_looked_at_in_parts(
-    model: LLaDA, monkeypatch: pytest.MonkeyPatch
+    model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = run(held_by_new_engine(model, "dual", request(n_output=200)))
     monkeypatch.setattr(runner, "_OUTLOOK_ELEMENTS", 1000)
     assert run(held_by_new_engine(model, "dual", request(n_output=200))) == whole
 
 
-def test_nan_in_later_blocks_is_told(model: LLaDA) -> None:
+def test_nan_in_later_blocks_is_told(model: Model) -> None:
     engine = held_by_new_engine(model, "dual", request())
     plan = engine.plan()
     assert plan is not None
@@ -379,7 +426,7 @@ def test_nan_in_later_blocks_is_told(model: LLaDA) -> None:
     ],
 )
 def test_what_never_fits_is_refused(
-    model: LLaDA, n_kv_tokens: int, max_batch_tokens: int, n_output: int, limit: str
+    model: Model, n_kv_tokens: int, max_batch_tokens: int, n_output: int, limit: str
 ) -> None:
     engine = new_engine(model, n_kv_tokens=n_kv_tokens, max_batch_tokens=max_batch_tokens)
     with pytest.raises(NeverFitsError, match=f"request r has {n_output + 40} tokens.*{limit}"):
@@ -387,13 +434,13 @@ def test_what_never_fits_is_refused(
     assert not engine.holds("r")
 
 
-def test_what_just_fits_runs(model: LLaDA) -> None:
+def test_what_just_fits_runs(model: Model) -> None:
     engine = new_engine(model, n_kv_tokens=128, max_batch_tokens=100)
     engine.add(request(n_prompt=60, n_output=40))
     assert run(engine)[-1].finish_reason == "length"
 
 
-def test_more_than_fits_now_waits_and_nobody_starves(model: LLaDA) -> None:
+def test_more_than_fits_now_waits_and_nobody_starves(model: Model) -> None:
     """Two long requests need the whole pool, each; short ones keep coming."""
     engine = new_engine(model, n_kv_tokens=128, max_batch_tokens=128)
     for name in ("long-1", "long-2"):
@@ -406,7 +453,7 @@ def test_more_than_fits_now_waits_and_nobody_starves(model: LLaDA) -> None:
     assert finished[1] == "long-2"
 
 
-def test_the_token_budget_is_shared_in_turn(model: LLaDA) -> None:
+def test_the_token_budget_is_shared_in_turn(model: Model) -> None:
     engine = new_engine(model, cache_mode="none", max_batch_tokens=100)
     for index in range(9):
         engine.add(request(f"r{index}", n_prompt=10 + index, n_output=20, threshold=1.0))
@@ -421,7 +468,7 @@ def test_the_token_budget_is_shared_in_turn(model: LLaDA) -> None:
         assert max(b - a for a, b in zip([-1, *ran], ran, strict=False)) <= 5
 
 
-def test_a_row_as_large_as_the_budget_runs_among_small_ones(model: LLaDA) -> None:
+def test_a_row_as_large_as_the_budget_runs_among_small_ones(model: Model) -> None:
     engine = new_engine(model, max_batch_tokens=100)
     engine.add(request("large", n_prompt=58, n_output=42, block_length=32))
     for index in range(10):
@@ -431,7 +478,7 @@ def test_a_row_as_large_as_the_budget_runs_among_small_ones(model: LLaDA) -> Non
     assert engine.step_of("large") >= 1
 
 
-def test_two_thousand_requests_return_every_page(model: LLaDA) -> None:
+def test_two_thousand_requests_return_every_page(model: Model) -> None:
     engine = new_engine(model, n_kv_tokens=320, max_batch_tokens=256)
     for index in range(2000):
         engine.add(request(f"r{index}", n_prompt=index % 40, n_output=8, threshold=0.0))
@@ -447,7 +494,7 @@ def test_two_thousand_requests_return_every_page(model: LLaDA) -> None:
     assert engine.n_free_kv_tokens == 320
 
 
-def test_removing_in_the_middle_frees_its_pages(model: LLaDA) -> None:
+def test_removing_in_the_middle_frees_its_pages(model: Model) -> None:
     engine = new_engine(model, n_kv_tokens=128)
     engine.add(request("a", n_prompt=50, n_output=60))
     engine.add(request("b", n_prompt=50, n_output=60))
@@ -461,7 +508,7 @@ def test_removing_in_the_middle_frees_its_pages(model: LLaDA) -> None:
 # --- what is held --------------------------------------------------------------------------------
 
 
-def test_holding_and_forgetting(model: LLaDA) -> None:
+def test_holding_and_forgetting(model: Model) -> None:
     engine = new_engine(model)
     assert not engine.has_work()
     engine.add(request())
@@ -486,7 +533,7 @@ def test_holding_and_forgetting(model: LLaDA) -> None:
     ],
 )
 def test_malformed_requests_are_refused(
-    model: LLaDA, change: dict[str, object], param: str, words: str
+    model: Model, change: dict[str, object], param: str, words: str
 ) -> None:
     engine = new_engine(model)
     with pytest.raises(InvalidRequestError, match=words) as error:
@@ -498,7 +545,7 @@ def test_malformed_requests_are_refused(
     ("param", "value"),
     [("temperature", -1.0), ("temperature", float("nan")), ("top_p", 0.0), ("block_length", 0)],
 )
-def test_malformed_specs_are_refused(model: LLaDA, param: str, value: float) -> None:
+def test_malformed_specs_are_refused(model: Model, param: str, value: float) -> None:
     fields = {"n_output": 16, "block_length": 8, "seed": 1, param: value}
     bad = replace(request(), spec=DecodingSpec(**fields))  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError) as error:
@@ -506,7 +553,7 @@ def test_malformed_specs_are_refused(model: LLaDA, param: str, value: float) -> 
     assert error.value.param == param
 
 
-def test_an_empty_prompt_runs(model: LLaDA) -> None:
+def test_an_empty_prompt_runs(model: Model) -> None:
     engine = new_engine(model)
     engine.add(request(n_prompt=0))
     assert run(engine)[-1].finish_reason == "length"

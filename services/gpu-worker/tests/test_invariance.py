@@ -14,7 +14,7 @@ from dilaserve.store.records import MASKED, DecodingSpec
 from dilaserve_gpu_worker.engine.alone import engine_for_one
 from dilaserve_gpu_worker.engine.engine import Engine
 from dilaserve_gpu_worker.engine.types import Credit, EngineRequest, StepOutput
-from dilaserve_gpu_worker.models.llada import LLaDA
+from dilaserve_gpu_worker.models.model import Model
 
 FAR = 10**6
 Course = list[tuple[int, str, list[int], list[int], list[float], ConfidenceStats]]
@@ -65,8 +65,9 @@ def requests(draw: st.DrawFn, request_id: str) -> EngineRequest:
     )
 
 
+@pytest.mark.parametrize("family", ["llada", "dream"])
 @pytest.mark.parametrize("cache_mode", ["none", "prefix", "dual"])
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     arrivals=arrivals(),
     max_batch_tokens=st.sampled_from([128, 300, 10_000]),
@@ -77,8 +78,11 @@ def test_any_mix_gives_each_what_it_gets_alone(
     arrivals: list[Arrival],
     max_batch_tokens: int,
     n_kv_tokens: int,
-    model: LLaDA,
+    family: str,
+    model: Model,
+    random_dream: Model,
 ) -> None:
+    model = model if family == "llada" else random_dream
     engine = Engine(
         model,
         cache_mode=cache_mode,
@@ -94,7 +98,7 @@ def test_any_mix_gives_each_what_it_gets_alone(
     assert engine.n_free_kv_tokens == (0 if cache_mode == "none" else n_kv_tokens)
 
 
-def test_grouped_query_heads_are_invariant_too(grouped_model: LLaDA) -> None:
+def test_grouped_query_heads_are_invariant_too(grouped_model: Model) -> None:
     mates = [
         Arrival(_plain(f"r{n}", prompt=list(range(n)), n_output=20 + n), n % 3, None)
         for n in range(1, 9)
@@ -143,7 +147,7 @@ def _confidences(course: Course, n_output: int) -> list[float]:
     return [known.get(position, 0.0) for position in range(n_output)]
 
 
-def _run_alone(model: LLaDA, cache_mode: CacheMode, request: EngineRequest) -> Course:
+def _run_alone(model: Model, cache_mode: CacheMode, request: EngineRequest) -> Course:
     n_tokens = len(request.prompt) + request.spec.n_output
     engine = engine_for_one(model, cache_mode=cache_mode, n_tokens=n_tokens)
     engine.add(request)

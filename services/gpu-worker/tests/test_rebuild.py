@@ -9,26 +9,34 @@ from typing import Any
 from dilaserve.store.records import MASKED, DecodingSpec
 from dilaserve_gpu_worker.engine.alone import engine_for_one
 from dilaserve_gpu_worker.engine.types import Credit, EngineRequest
-from dilaserve_gpu_worker.models.llada import LLaDA
+from dilaserve_gpu_worker.models.model import Model
 
 FAR = 10**6
 
 
-def test_no_kill_changes_a_text(golden_folder: Path, golden_model: LLaDA) -> None:
-    cases = json.loads((golden_folder / "golden.json").read_text())["cases"]
+def test_no_kill_changes_a_text(golden_folder: Path, golden_model: Model) -> None:
+    assert _kill_everywhere(golden_folder, golden_model) > 300
+
+
+def test_no_kill_changes_a_text_of_dream(dream_folder: Path, dream_model: Model) -> None:
+    assert _kill_everywhere(dream_folder, dream_model) > 100
+
+
+def _kill_everywhere(folder: Path, model: Model) -> int:
+    """Number of kills."""
     n_kills = 0
-    for case in cases:
+    for case in json.loads((folder / "golden.json").read_text())["cases"]:
         if case["mode"] == "none" or case["threshold"] is None:
             continue
-        after = _canvases(golden_model, case, 0, [MASKED] * case["gen_length"])
+        after = _canvases(model, case, 0, [MASKED] * case["gen_length"])
         assert case["prompt"] + after[-1] == case["sequence"]
         for step, canvas in enumerate(after[:-1], start=1):
-            assert _canvases(golden_model, case, step, canvas) == after[step:]
+            assert _canvases(model, case, step, canvas) == after[step:]
             n_kills += 1
-    assert n_kills > 300
+    return n_kills
 
 
-def _canvases(model: LLaDA, case: dict[str, Any], step: int, canvas: list[int]) -> list[list[int]]:
+def _canvases(model: Model, case: dict[str, Any], step: int, canvas: list[int]) -> list[list[int]]:
     """The canvas after every step from a stored state on, in a new engine. The first step, and no
     other, says that the cache was rebuilt for it, if it was."""
     n_tokens = len(case["prompt"]) + case["gen_length"]

@@ -15,7 +15,7 @@ from dilaserve.messages import CacheMode
 from dilaserve.recording import RecordedStep, complete_runs, is_complete, read_runs
 from dilaserve.store.records import DecodingSpec
 from dilaserve_gpu_worker.engine.alone import denoise_alone
-from dilaserve_gpu_worker.models.llada import LLaDA
+from dilaserve_gpu_worker.models.model import Model
 from dilaserve_gpu_worker.record_command import record
 from dilaserve_gpu_worker.recording import PlannedRun, Prompt, Recorder, plan_runs, read_prompts
 
@@ -54,7 +54,7 @@ def test_a_plan_depends_on_seed_and_prompt_only() -> None:
 
 
 @pytest.mark.parametrize("cache_mode", ["dual", "none"])
-def test_recorded_steps_are_those_of_each_run_alone(model: LLaDA, cache_mode: CacheMode) -> None:
+def test_recorded_steps_are_those_of_each_run_alone(model: Model, cache_mode: CacheMode) -> None:
     plan = plan_runs(PROMPTS, (0.3, 0.9), n_switching=2)
 
     def recorded(concurrency: int) -> list[list[RecordedStep]]:
@@ -86,7 +86,7 @@ def test_recorded_steps_are_those_of_each_run_alone(model: LLaDA, cache_mode: Ca
             assert alone.nfe == len(run)
 
 
-def test_no_runs_no_steps(model: LLaDA) -> None:
+def test_no_runs_no_steps(model: Model) -> None:
     assert list(Recorder(model, "m").record([])) == []
 
 

@@ -11,7 +11,7 @@ from dilaserve.store.records import MASKED, DecodingSpec
 from dilaserve_gpu_worker.engine.alone import engine_for_one, fresh_request
 from dilaserve_gpu_worker.engine.engine import Engine
 from dilaserve_gpu_worker.engine.types import Credit
-from dilaserve_gpu_worker.models.llada import LLaDA
+from dilaserve_gpu_worker.models.model import Model
 from dilaserve_gpu_worker.replay import RecordedStep, ReplayReport, reproduce
 
 PROMPT = [4, 8, 15, 16, 23, 42]
@@ -19,7 +19,7 @@ SPEC = DecodingSpec(n_output=36, block_length=8, seed=99, temperature=1.0, ignor
 THRESHOLDS = (0.9, 0.5, 0.7, 0.3, 0.95)
 
 
-def record(model: LLaDA, cache_mode: CacheMode = "dual") -> list[RecordedStep]:
+def record(model: Model, cache_mode: CacheMode = "dual") -> list[RecordedStep]:
     """A request among others, under a threshold that changes with every step."""
     engine = Engine(model, cache_mode=cache_mode, n_kv_tokens=4096, max_batch_tokens=4096)
     for index in range(3):
@@ -47,7 +47,7 @@ def canvas_of(steps: list[RecordedStep]) -> list[int]:
 
 
 def replay(
-    model: LLaDA,
+    model: Model,
     steps: list[RecordedStep],
     cache_mode: CacheMode = "dual",
     canvas: list[int] | None = None,
@@ -63,7 +63,7 @@ def replay(
 
 
 @pytest.mark.parametrize("cache_mode", ["none", "prefix", "dual"])
-def test_a_recording_agrees_with_its_replay(model: LLaDA, cache_mode: CacheMode) -> None:
+def test_a_recording_agrees_with_its_replay(model: Model, cache_mode: CacheMode) -> None:
     steps = record(model, cache_mode)
     report = replay(model, steps, cache_mode)
     assert report.agrees
@@ -72,17 +72,17 @@ def test_a_recording_agrees_with_its_replay(model: LLaDA, cache_mode: CacheMode)
     assert report.unverifiable == []
 
 
-def test_a_request_that_is_not_done_agrees_too(model: LLaDA) -> None:
+def test_a_request_that_is_not_done_agrees_too(model: Model) -> None:
     report = replay(model, record(model)[:4])
     assert report.agrees
     assert MASKED in report.canvas
 
 
-def test_no_steps_no_difference(model: LLaDA) -> None:
+def test_no_steps_no_difference(model: Model) -> None:
     assert replay(model, []).agrees
 
 
-def test_the_first_difference_is_told(model: LLaDA) -> None:
+def test_the_first_difference_is_told(model: Model) -> None:
     steps = record(model)
     wrong = msgspec.structs.replace(steps[5], tokens=[t ^ 1 for t in steps[5].tokens])
     report = replay(model, [*steps[:5], wrong, *steps[6:]])
@@ -94,7 +94,7 @@ def test_the_first_difference_is_told(model: LLaDA) -> None:
     assert report.difference.replayed == steps[5]
 
 
-def test_another_threshold_is_a_difference(model: LLaDA) -> None:
+def test_another_threshold_is_a_difference(model: Model) -> None:
     steps = record(model)
     at = next(i for i, s in enumerate(steps) if s.threshold == 0.95 and len(s.positions) == 1)
     report = replay(
@@ -104,13 +104,13 @@ def test_another_threshold_is_a_difference(model: LLaDA) -> None:
     assert report.difference.step == at + 1
 
 
-def test_another_cache_mode_is_a_difference(model: LLaDA) -> None:
+def test_another_cache_mode_is_a_difference(model: Model) -> None:
     report = replay(model, record(model, "dual"), "none")
     assert report.difference is not None
     assert report.difference.recorded.kind == "cache"
 
 
-def test_a_step_after_the_end_is_a_difference(model: LLaDA) -> None:
+def test_a_step_after_the_end_is_a_difference(model: Model) -> None:
     steps = record(model)
     extra = RecordedStep(
         step=len(steps) + 1, threshold=0.9, kind="cache", positions=[0], tokens=[1]
@@ -120,7 +120,7 @@ def test_a_step_after_the_end_is_a_difference(model: LLaDA) -> None:
     assert report.difference.replayed is None
 
 
-def test_a_stored_canvas_that_its_entries_do_not_make_is_a_difference(model: LLaDA) -> None:
+def test_a_stored_canvas_that_its_entries_do_not_make_is_a_difference(model: Model) -> None:
     steps = record(model)
     canvas = canvas_of(steps)
     canvas[7] ^= 1
@@ -130,7 +130,7 @@ def test_a_stored_canvas_that_its_entries_do_not_make_is_a_difference(model: LLa
     assert not report.agrees
 
 
-def test_a_span_of_lost_steps_is_told_and_the_rest_verified(model: LLaDA) -> None:
+def test_a_span_of_lost_steps_is_told_and_the_rest_verified(model: Model) -> None:
     steps = record(model)
     for first in range(len(steps) - 2):
         lost = steps[first : first + 3]

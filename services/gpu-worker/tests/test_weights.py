@@ -15,14 +15,14 @@ from safetensors.torch import load_file, save_file
 from dilaserve.errors import ModelFolderError
 from dilaserve.store.records import DecodingSpec
 from dilaserve_gpu_worker.engine.alone import denoise_alone
-from dilaserve_gpu_worker.models.llada import LLaDA
+from dilaserve_gpu_worker.models.model import Model
 from dilaserve_gpu_worker.weights import load_model, read_config, weights_hash
 
 MakeFolder = Callable[..., Path]
 SPEC = DecodingSpec(n_output=24, block_length=8, seed=0, ignore_eos=True)
 
 
-def denoise(model: LLaDA) -> list[int]:
+def denoise(model: Model) -> list[int]:
     return denoise_alone(model, [5, 6, 7], SPEC, cache_mode="dual", threshold=0.6).sequence
 
 
@@ -199,3 +199,57 @@ def test_weights_hash_tells_models_apart(make_folder: MakeFolder) -> None:
     tensors["model.transformer.ln_f.weight"][3] += 1e-3
     save_file(tensors, folder / "model.safetensors")
     assert weights_hash(folder) != original
+
+
+# --- Dream ---------------------------------------------------------------------------------------
+
+
+def test_dream_is_read_from_its_own_words(make_dream_folder: MakeFolder) -> None:
+    config = read_config(make_dream_folder())
+    assert (config.d_model, config.n_heads, config.n_kv_heads, config.head_dim) == (48, 4, 2, 12)
+    assert (config.d_ff, config.vocab_size, config.logit_shift) == (72, 62, 1)
+    assert (config.mask_id, config.eos_ids, config.rms_norm_eps) == (60, {59}, 1e-6)
+
+
+def test_the_context_of_dream_is_what_it_was_trained_for(make_dream_folder: MakeFolder) -> None:
+    folder = make_dream_folder(max_position_embeddings=131_072)
+    assert read_config(folder).max_sequence_length == 2048
+    assert read_config(make_dream_folder()).max_sequence_length == 512
+
+
+def test_ends_of_turn_of_a_tokenizer_without_its_json(make_dream_folder: MakeFolder) -> None:
+    folder = make_dream_folder()
+    rewrite(folder, "tokenizer_config.json", added_tokens_decoder={"58": {"content": "<|im_end|>"}})
+    assert read_config(folder).eos_ids == {58, 59}
+    rewrite(folder, "added_tokens.json", **{"<|im_end|>": 57, "<|mask|>": 60})
+    assert read_config(folder).eos_ids == {57, 58, 59}
+
+
+def test_dream_from_shards(make_dream_folder: MakeFolder) -> None:
+    folder = make_dream_folder()
+    expected = denoise(load_model(folder))
+    split(folder, 4)
+    assert denoise(load_model(folder)) == expected
+    (folder / "model-00003-of-00004.safetensors").unlink()
+    with pytest.raises(ModelFolderError, match="lacks the shard model-00003-of-00004"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"use_sliding_window": True}, "use_sliding_window True, which the Dream code does not"),
+        ({"rope_scaling": {"type": "yarn"}}, "rope_scaling"),
+        ({"num_key_value_heads": 3}, "n_heads 4 is no multiple of n_kv_heads 3"),
+        ({"mask_token_id": 62}, "mask_token_id 62 is outside the vocabulary of 62"),
+        ({"intermediate_size": 80}, r"mlp.gate_proj.weight has shape \[72, 48\].*\[80, 48\]"),
+        ({"num_hidden_layers": 3}, r"lacks the tensor model.layers.2"),
+    ],
+)
+def test_what_is_wrong_with_a_dream_folder_is_told(
+    make_dream_folder: MakeFolder, changes: dict[str, Any], words: str
+) -> None:
+    folder = make_dream_folder()
+    rewrite(folder, "config.json", **changes)
+    with pytest.raises(ModelFolderError, match=words):
+        load_model(folder)

@@ -14,6 +14,11 @@ from dilaserve.settings import load
 __all__ = ["find_model", "missing_parts"]
 
 BUNDLED = Path("models", "tiny")
+TOKENIZERS = {
+    "tokenizer.json": ("tokenizer.json",),
+    "vocab.json with merges.txt": ("vocab.json", "merges.txt"),
+}
+"""Files that make a tokenizer: the whole of it, or byte pairs as in Dream's and Qwen2's folders."""
 SOURCE_CHECKOUT = Path(dilaserve.__file__).resolve().parents[3]
 
 
@@ -37,8 +42,12 @@ def missing_parts(folder: Path) -> list[str]:
     return [
         *_config_faults(folder / "config.json"),
         *([] if any(folder.glob("*.safetensors")) else ["no *.safetensors"]),
-        *([] if (folder / "tokenizer.json").is_file() else ["no tokenizer.json"]),
+        *([] if _has_tokenizer(folder) else [f"no {' or '.join(TOKENIZERS)}"]),
     ]
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any(all((folder / name).is_file() for name in names) for names in TOKENIZERS.values())
 
 
 def _from_environ(environ: Mapping[str, str]) -> Path | None:

@@ -40,6 +40,7 @@ def load_model(folder: Path, name: str = "") -> ServedModel:
     config = read_json(folder / "config.json")
     generation = read_json(folder / "generation_config.json", missing_ok=True)
     tokenizer = load_tokenizer(folder)
+    _check_mask_token(config, folder, tokenizer)
     return ServedModel(
         id=name or folder.resolve().name,
         context_length=_context_length(config, folder),
@@ -49,6 +50,15 @@ def load_model(folder: Path, name: str = "") -> ServedModel:
         tokenizer=tokenizer,
         template=load_template(folder),
     )
+
+
+def _check_mask_token(config: dict[str, Any], folder: Path, tokenizer: ModelTokenizer) -> None:
+    mask_id = config.get("mask_token_id")
+    if isinstance(mask_id, int) and not tokenizer.knows(mask_id):
+        raise ModelFolderError(
+            f"the tokenizer of {folder} has no mask token: config.json gives it the id {mask_id}, "
+            "which no token has; fetch the tokenizer's files of the same model again"
+        )
 
 
 def _context_length(config: dict[str, Any], folder: Path) -> int:

@@ -43,6 +43,10 @@ class ModelTokenizer:
         """The id of a token by its name in the vocabulary."""
         return self._tokenizer.token_to_id(token)
 
+    def knows(self, token_id: int) -> bool:
+        """Whether a token has this id."""
+        return self._tokenizer.id_to_token(token_id) is not None
+
     def token_text(self, token_id: int) -> str:
         """One token by itself, special ones by name; parts of characters as U+FFFD."""
         return self._tokenizer.decode([token_id], skip_special_tokens=False)

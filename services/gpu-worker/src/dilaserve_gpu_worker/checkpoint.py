@@ -68,9 +68,9 @@ class Checkpoint:
         stored = {file.get_slice(name).get_dtype() for name, file in self._where.items()}
         return _DTYPES.get(stored.pop(), torch.float32) if len(stored) == 1 else torch.float32
 
-    def tensor(self, name: str, shape: Sequence[int]) -> Tensor:
-        """The tensor `name` on the CPU, as stored. Raises ModelFolderError when it is missing or
-        of another shape."""
+    def tensor(self, name: str, shape: Sequence[int], part: tuple[slice, ...] = ()) -> Tensor:
+        """The tensor `name` on the CPU, as stored, or a part of it; nothing else is read. Raises
+        ModelFolderError when it is missing or (as a whole) of another shape."""
         if name not in self._where:
             raise ModelFolderError(
                 f"{self._folder} lacks the tensor {name}; "
@@ -83,7 +83,7 @@ class Checkpoint:
                 f"{list(shape)}; its safetensors do not belong to its config.json: "
                 "download both again"
             )
-        tensor: Tensor = self._where[name].get_tensor(name)
+        tensor: Tensor = self._where[name].get_slice(name)[part or (slice(None),)]
         return tensor
 
     def _open(self, path: Path) -> Any:

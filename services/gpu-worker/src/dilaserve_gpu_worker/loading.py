@@ -16,7 +16,7 @@ from dilaserve.messages import InstanceInfo
 from dilaserve_gpu_worker.device import choose_device, choose_dtype
 from dilaserve_gpu_worker.engine.engine import Engine
 from dilaserve_gpu_worker.engine.kv_pool import kv_bytes_per_token
-from dilaserve_gpu_worker.models.llada import LLaDA
+from dilaserve_gpu_worker.models.model import Model
 from dilaserve_gpu_worker.settings import WorkerSettings
 from dilaserve_gpu_worker.weights import load_model, weights_hash
 
@@ -78,7 +78,7 @@ def use_cores(cores: str) -> None:
         ) from error
 
 
-def _n_kv_tokens(settings: WorkerSettings, model: LLaDA) -> int:
+def _n_kv_tokens(settings: WorkerSettings, model: Model) -> int:
     if settings.cache_mode == "none":
         return 0
     if settings.kv_tokens:

@@ -40,16 +40,15 @@ class Batch:
     """Flat indices of which only the confidence is wanted, row by row, then padding."""
 
 
-def build_batch(rows: Sequence[Row]) -> Batch:
-    """Lay `rows` (sorted by shape, see `shape_of`) on one flat axis."""
+def build_batch(rows: Sequence[Row], shift: int) -> Batch:
+    """Lay `rows` (sorted by shape, see `shape_of`) on one flat axis. `shift`: the model's
+    ModelConfig.logit_shift."""
     lengths = np.array([len(row.tokens) for row in rows])
     starts = np.concatenate([[0], np.cumsum(lengths)])
     positions = [np.arange(row.start, row.start + len(row.tokens)) for row in rows]
-    canvas_starts = [
-        first + row.sequence.n_prompt - row.start for first, row in zip(starts, rows, strict=False)
-    ]
-    outlook = [at + row.outlook for at, row in zip(canvas_starts, rows, strict=True)]
-    wanted = [at + row.candidates for at, row in zip(canvas_starts, rows, strict=True)]
+    firsts = starts[:-1].tolist()
+    wanted = [_predictors(r, r.candidates, at, shift) for r, at in zip(rows, firsts, strict=True)]
+    outlook = [_predictors(r, r.outlook, at, shift) for r, at in zip(rows, firsts, strict=True)]
     return Batch(
         tokens_T=_pad(np.concatenate([row.tokens for row in rows])),
         positions_T=_pad(np.concatenate(positions)),
@@ -65,6 +64,12 @@ def build_batch(rows: Sequence[Row]) -> Batch:
 def shape_of(row: Row) -> tuple[int, int]:
     """Numbers of queries and keys; rows of one shape that stand together are one run."""
     return len(row.tokens), row.n_keys
+
+
+def _predictors(row: Row, positions: Ints, first: int, shift: int) -> Ints:
+    """Flat indices of the hidden states that predict canvas positions of a row whose tokens begin
+    at `first`; never one of another row."""
+    return first + np.maximum(row.sequence.n_prompt + positions - shift - row.start, 0)
 
 
 def _pad(values: Ints) -> Ints:

@@ -98,7 +98,10 @@ class Engine:
             n_kv_tokens=None if self._cache_mode == "none" else self._n_pages * PAGE_TOKENS,
         )
         self._sequences[request.request_id] = Sequence(
-            request, mask_id=self._mask_id, eos_ids=self._eos_ids
+            request,
+            mask_id=self._mask_id,
+            eos_ids=self._eos_ids,
+            is_shifted=self._config.logit_shift > 0,
         )
 
     def set_credit(self, request_id: str, credit: Credit) -> None:
@@ -161,7 +164,7 @@ class Engine:
     def forward(self, plan: Plan) -> Scores:
         """Logits of the masked positions of the rows' blocks, and how confident the model is of
         later blocks; fills the KV pool."""
-        return self._runner.forward(build_batch(plan.rows))
+        return self._runner.forward(build_batch(plan.rows, self._config.logit_shift))
 
     def unmask(self, plan: Plan, scores: Scores) -> BatchOutput:
         """Commit to the canvases what the logits decide, and report it."""

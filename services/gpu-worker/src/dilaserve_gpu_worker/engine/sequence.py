@@ -33,10 +33,12 @@ class Row:
     """Tokens computed, mask token where masked."""
     block: int
     candidates: Ints
-    """Masked canvas positions of the block, ascending, whose logits are wanted."""
+    """Masked canvas positions of the block, ascending, whose logits are wanted; at a recompute
+    step of a model with shifted logits and a cache the first one only (see MODELS: that step
+    commits it, and no other, as the public reference does)."""
     outlook: Ints
-    """Masked canvas positions of later blocks, ascending, of which only the confidence is wanted;
-    none in a cache step."""
+    """The other masked canvas positions from the block on, ascending, of which only the confidence
+    is wanted; none in a cache step."""
     threshold: float
 
     @property
@@ -58,7 +60,14 @@ class Row:
 class Sequence:
     """Canvas and credit of one request. Positions of the canvas count from 0 behind the prompt."""
 
-    def __init__(self, request: EngineRequest, *, mask_id: int, eos_ids: Set[int]) -> None:
+    def __init__(
+        self,
+        request: EngineRequest,
+        *,
+        mask_id: int,
+        eos_ids: Set[int],
+        is_shifted: bool = False,
+    ) -> None:
         canvas = np.asarray(request.canvas, dtype=np.int64)
         self.request_id = request.request_id
         self.spec = request.spec
@@ -79,6 +88,7 @@ class Sequence:
         self.last_pass = 0
         """Number of the engine's pass that it last took part in."""
         self._mask_id = mask_id
+        self._is_shifted = is_shifted
         self._eos_ids = np.asarray([] if request.spec.ignore_eos else sorted(eos_ids), np.int64)
         self._tokens: Ints = np.concatenate(
             [
@@ -116,9 +126,12 @@ class Sequence:
         """What its next pass is (DESIGN section 3 "Rebuild")."""
         if cache_mode == "none":
             return "recompute"
+        block = self._block_slice()
+        if self._is_shifted and self.is_masked[block.start]:
+            return "recompute"  # no cache step computes what predicts the block's first position
         if self.cached_block == self.block:
             return "cache"
-        return "recompute" if self.is_masked[self._block_slice()].all() else "rebuild"
+        return "recompute" if self.is_masked[block].all() else "rebuild"
 
     def next_row(self, cache_mode: CacheMode) -> Row:
         """Its part of the next pass."""
@@ -136,6 +149,8 @@ class Sequence:
             candidates = candidates[:0]
         if kind == "cache":
             outlook = outlook[:0]
+        if kind == "recompute" and self._is_shifted and cache_mode != "none":
+            candidates, outlook = masked[:1], masked[1:]
         return Row(
             self, kind, start, tokens, self.block, candidates, outlook, self.credit.threshold
         )

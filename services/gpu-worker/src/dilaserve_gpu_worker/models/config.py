@@ -15,6 +15,8 @@ class ModelConfig:
     n_heads: int
     n_kv_heads: int
     """Fewer than `n_heads` means grouped queries."""
+    head_dim: int
+    """Width of one attention head."""
     d_ff: int
     vocab_size: int
     """Rows of embedding and head; may exceed the tokenizer's vocabulary."""
@@ -26,8 +28,6 @@ class ModelConfig:
     """The head is the embedding."""
     mask_id: int
     eos_ids: frozenset[int]
-
-    @property
-    def head_dim(self) -> int:
-        """Width of one attention head."""
-        return self.d_model // self.n_heads
+    logit_shift: int = 0
+    """The token at position i is predicted by the hidden state at i - logit_shift of the same
+    request; that at position 0 by its own."""

@@ -1,6 +1,8 @@
 """LLaDA: a bidirectional pre-norm transformer with rotary positions and SwiGLU, on one device.
 
-Knows neither batches nor caches: `attend` gives each layer its keys. Shape letters: models.model.
+Knows neither batches nor caches: `attend` gives each layer its keys. Of several ranks each computes
+the heads, the feed-forward width and the vocabulary that `config` says are its own, and `peers`
+joins them. Shape letters: models.model.
 """
 
 from __future__ import annotations
@@ -13,6 +15,14 @@ from torch import Tensor
 
 from dilaserve_gpu_worker.models.config import ModelConfig
 from dilaserve_gpu_worker.models.model import Attend
+from dilaserve_gpu_worker.models.parts import (
+    embed,
+    feed_forward,
+    rms_norm,
+    rotary_tables,
+    rotate,
+)
+from dilaserve_gpu_worker.models.peers import Peers
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +41,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All weights, in the type and on the device in which the model computes."""
+    """All weights of a rank, in the type and on the device in which the model computes."""
 
     embedding_VD: Tensor
     layers: list[LayerWeights]
@@ -42,10 +52,11 @@ class Weights:
 class LLaDA:
     """The published LLaDA architecture: no biases, RMSNorm and RoPE in fp32."""
 
-    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, peers: Peers) -> None:
         self.config = config
         self._weights = weights
-        self._cos_PA, self._sin_PA = _rotary_tables(config, self.device)
+        self._peers = peers
+        self._cos_PA, self._sin_PA = rotary_tables(config, self.device)
 
     @property
     def device(self) -> torch.device:
@@ -59,20 +70,22 @@ class LLaDA:
 
     def hidden(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         """Last hidden states TD, before the final norm. Positions count from 0 within a request."""
-        h_TD = F.embedding(tokens_T, self._weights.embedding_VD)
+        reduce = self._peers.reduce
+        h_TD = embed(tokens_T, self._weights.embedding_VD, self._peers)
         cos_T1A = self._cos_PA[positions_T].unsqueeze(1)
         sin_T1A = self._sin_PA[positions_T].unsqueeze(1)
+        eps = self.config.rms_norm_eps
         for index, layer in enumerate(self._weights.layers):
-            x_TD = self._norm(h_TD, layer.attn_norm_D)
-            h_TD = h_TD + self._attention(index, layer, x_TD, cos_T1A, sin_T1A, attend)
-            x_TD = self._norm(h_TD, layer.ff_norm_D)
-            h_TD = h_TD + _feed_forward(layer, x_TD)
+            x_TD = rms_norm(h_TD, layer.attn_norm_D, eps)
+            h_TD = h_TD + reduce(self._attention(index, layer, x_TD, cos_T1A, sin_T1A, attend))
+            x_TD = rms_norm(h_TD, layer.ff_norm_D, eps)
+            h_TD = h_TD + reduce(feed_forward(x_TD, layer.gate_up_YD, layer.down_DF))
         return h_TD
 
     def logits(self, h_ND: Tensor) -> Tensor:
         """Logits NV in fp32; row i predicts the token at the position of row i itself."""
-        x_ND = self._norm(h_ND, self._weights.final_norm_D)
-        return F.linear(x_ND, self._weights.head_VD).float()
+        x_ND = rms_norm(h_ND, self._weights.final_norm_D, self.config.rms_norm_eps)
+        return self._peers.gather(F.linear(x_ND, self._weights.head_VD)).float()
 
     def _attention(
         self,
@@ -86,31 +99,6 @@ class LLaDA:
         n_q, n_kv = self.config.n_heads, self.config.n_kv_heads
         qkv_TX = F.linear(x_TD, layer.qkv_XD)
         qkv_TXA = qkv_TX.view(len(x_TD), n_q + 2 * n_kv, self.config.head_dim)
-        qk_TXA = _rotate(qkv_TXA[:, : n_q + n_kv], cos_T1A, sin_T1A)
+        qk_TXA = rotate(qkv_TXA[:, : n_q + n_kv].float(), cos_T1A, sin_T1A).to(x_TD.dtype)
         o_THA = attend(index, qk_TXA[:, :n_q], qk_TXA[:, n_q:], qkv_TXA[:, n_q + n_kv :])
         return F.linear(o_THA.flatten(1), layer.attn_out_DX)
-
-    def _norm(self, h_TD: Tensor, weight_D: Tensor) -> Tensor:
-        normed_TD = F.rms_norm(h_TD.float(), h_TD.shape[-1:], eps=self.config.rms_norm_eps)
-        return normed_TD.to(h_TD.dtype) * weight_D
-
-
-def _feed_forward(layer: LayerWeights, x_TD: Tensor) -> Tensor:
-    gate_TF, up_TF = F.linear(x_TD, layer.gate_up_YD).chunk(2, dim=-1)
-    return F.linear(F.silu(gate_TF) * up_TF, layer.down_DF)
-
-
-def _rotary_tables(config: ModelConfig, device: torch.device) -> tuple[Tensor, Tensor]:
-    even_A2 = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device)
-    frequency_A2 = 1.0 / (config.rope_theta ** (even_A2 / config.head_dim))
-    position_P = torch.arange(config.max_sequence_length, dtype=torch.float32, device=device)
-    angle_PA = torch.outer(position_P, frequency_A2).repeat(1, 2)
-    return angle_PA.cos(), angle_PA.sin()
-
-
-def _rotate(x_TXA: Tensor, cos_T1A: Tensor, sin_T1A: Tensor) -> Tensor:
-    """Rotary position embedding, halves split, in fp32 whatever the activations' type."""
-    x32_TXA = x_TXA.float()
-    first, second = x32_TXA.chunk(2, dim=-1)
-    turned_TXA = torch.cat((-second, first), dim=-1)
-    return (x32_TXA * cos_T1A + turned_TXA * sin_T1A).to(x_TXA.dtype)

@@ -43,5 +43,5 @@ class Model(Protocol):
         ...
 
     def logits(self, h_ND: Tensor) -> Tensor:
-        """Logits NV in fp32; row i predicts the token at the position of row i itself."""
+        """Logits NV in fp32 of hidden states; for which position: ModelConfig.logit_shift."""
         ...

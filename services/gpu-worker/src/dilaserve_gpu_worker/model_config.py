@@ -1,0 +1,185 @@
+"""Reading what a Hugging Face folder says of its model: config.json and who else names tokens.
+
+Opens no weights. Everything wrong with a folder is a ModelFolderError with its remedy.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dilaserve.errors import ModelFolderError
+from dilaserve_gpu_worker.checkpoint import read_json
+from dilaserve_gpu_worker.models.config import ModelConfig
+
+__all__ = ["read_config"]
+
+END_OF_TURN = frozenset({"<|eot_id|>", "<|im_end|>"})
+"""Tokens that end an answer of a chat model without standing in its `eos_token_id`."""
+
+_FIXED_LLADA: dict[str, object] = {
+    "activation_type": "silu",
+    "alibi": False,
+    "attention_layer_norm": False,
+    "block_type": "llama",
+    "include_bias": False,
+    "include_qkv_bias": False,
+    "input_emb_norm": False,
+    "layer_norm_type": "rms",
+    "rope": True,
+    "rope_full_precision": True,
+    "scale_logits": False,
+}
+"""What published LLaDA checkpoints say; another value means another architecture."""
+
+_FIXED_DREAM: dict[str, object] = {
+    "hidden_act": "silu",
+    "rope_scaling": None,
+    "use_sliding_window": False,
+}
+"""Likewise."""
+
+DREAM_CONTEXT = 2048
+"""Longest sequence that Dream was trained for; its config.json promises more."""
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """Read config.json, and the token ids that end a text. Raises ModelFolderError."""
+    path = folder / "config.json"
+    raw = read_json(path)
+    model_type = raw.get("model_type")
+    if model_type == "llada":
+        return _llada_config(folder, path, raw)
+    if model_type == "Dream":
+        return _dream_config(folder, path, raw)
+    raise ModelFolderError(
+        f"{path} has model_type {model_type!r}, which is unknown; "
+        "use a folder whose model_type is 'llada' or 'Dream'"
+    )
+
+
+def _llada_config(folder: Path, path: Path, raw: dict[str, Any]) -> ModelConfig:
+    _check_architecture(path, raw, "LLaDA", _FIXED_LLADA)
+    raw = _with_derived_sizes(raw)
+    d_model, n_heads = _integer(path, raw, "d_model"), _integer(path, raw, "n_heads")
+    config = ModelConfig(
+        model_type="llada",
+        d_model=d_model,
+        n_layers=_integer(path, raw, "n_layers"),
+        n_heads=n_heads,
+        n_kv_heads=_integer(path, raw, "n_kv_heads", "n_heads"),
+        head_dim=d_model // n_heads,
+        d_ff=_integer(path, raw, "mlp_hidden_size"),
+        vocab_size=_integer(path, raw, "embedding_size", "vocab_size"),
+        max_sequence_length=_integer(path, raw, "max_sequence_length"),
+        rope_theta=float(raw.get("rope_theta", 10_000.0)),
+        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-5)),
+        tied_head=bool(raw.get("weight_tying", False)),
+        mask_id=_integer(path, raw, "mask_token_id", least=0),
+        eos_ids=_eos_ids(folder, raw),
+    )
+    _check_sizes(path, config)
+    return config
+
+
+def _dream_config(folder: Path, path: Path, raw: dict[str, Any]) -> ModelConfig:
+    _check_architecture(path, raw, "Dream", _FIXED_DREAM)
+    d_model = _integer(path, raw, "hidden_size")
+    n_heads = _integer(path, raw, "num_attention_heads")
+    config = ModelConfig(
+        model_type="Dream",
+        d_model=d_model,
+        n_layers=_integer(path, raw, "num_hidden_layers"),
+        n_heads=n_heads,
+        n_kv_heads=_integer(path, raw, "num_key_value_heads", "num_attention_heads"),
+        head_dim=d_model // n_heads,
+        d_ff=_integer(path, raw, "intermediate_size"),
+        vocab_size=_integer(path, raw, "vocab_size"),
+        max_sequence_length=min(_integer(path, raw, "max_position_embeddings"), DREAM_CONTEXT),
+        rope_theta=float(raw.get("rope_theta", 10_000.0)),
+        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        tied_head=bool(raw.get("tie_word_embeddings", False)),
+        mask_id=_integer(path, raw, "mask_token_id", least=0),
+        eos_ids=_eos_ids(folder, raw),
+        logit_shift=1,
+    )
+    _check_sizes(path, config)
+    return config
+
+
+def _check_architecture(
+    path: Path, raw: dict[str, Any], name: str, fixed: dict[str, object]
+) -> None:
+    for key, known in fixed.items():
+        if raw.get(key) not in (known, None):
+            raise ModelFolderError(
+                f"{path} has {key} {raw[key]!r}, which the {name} code does not compute; "
+                f"use a checkpoint with {known!r}"
+            )
+
+
+def _with_derived_sizes(raw: dict[str, Any]) -> dict[str, Any]:
+    """LLaDA's own defaults for sizes that a config.json may leave null."""
+    derived: dict[str, Any] = {}
+    if raw.get("mlp_hidden_size") is None and raw.get("mlp_ratio"):
+        derived["mlp_hidden_size"] = raw["mlp_ratio"] * raw.get("d_model", 0)
+    if raw.get("n_kv_heads") is None and raw.get("multi_query_attention"):
+        derived["n_kv_heads"] = 1
+    return raw | derived
+
+
+def _integer(path: Path, raw: dict[str, Any], *keys: str, least: int = 1) -> int:
+    """The first of `keys` that is set."""
+    value = next((raw[key] for key in keys if raw.get(key) is not None), None)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ModelFolderError(
+            f"{path} has {keys[0]} {value!r}; set it to an integer of at least {least}, "
+            "as in the published config.json"
+        )
+    return value
+
+
+def _check_sizes(path: Path, config: ModelConfig) -> None:
+    if config.d_model % config.n_heads or config.head_dim % 2:
+        raise ModelFolderError(
+            f"{path}: d_model {config.d_model} over n_heads {config.n_heads} is not an even head "
+            "width; copy both from the published config.json"
+        )
+    if config.n_heads % config.n_kv_heads:
+        raise ModelFolderError(
+            f"{path}: n_heads {config.n_heads} is no multiple of n_kv_heads {config.n_kv_heads}; "
+            "copy both from the published config.json"
+        )
+    if config.mask_id >= config.vocab_size:
+        raise ModelFolderError(
+            f"{path}: mask_token_id {config.mask_id} is outside the vocabulary of "
+            f"{config.vocab_size}; copy both from the published config.json"
+        )
+
+
+def _eos_ids(folder: Path, raw: dict[str, Any]) -> frozenset[int]:
+    """Ids of config.json and generation_config.json, and the tokenizer's end-of-turn tokens."""
+    ids = _as_ids(raw.get("eos_token_id"))
+    ids |= _as_ids(_optional(folder / "generation_config.json").get("eos_token_id"))
+    return frozenset(ids | {i for i, token in _added_tokens(folder) if token in END_OF_TURN})
+
+
+def _added_tokens(folder: Path) -> list[tuple[int, str]]:
+    """Ids and names of the tokens beside the vocabulary, wherever the folder lists them."""
+    added = _optional(folder / "tokenizer.json").get("added_tokens") or []
+    decoder = _optional(folder / "tokenizer_config.json").get("added_tokens_decoder") or {}
+    return [
+        *((token["id"], token["content"]) for token in added),
+        *((int(token_id), token["content"]) for token_id, token in decoder.items()),
+        *((token_id, name) for name, token_id in _optional(folder / "added_tokens.json").items()),
+    ]
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.exists() else {}
+
+
+def _as_ids(value: int | list[int] | None) -> set[int]:
+    if value is None:
+        return set()
+    return {value} if isinstance(value, int) else set(value)
