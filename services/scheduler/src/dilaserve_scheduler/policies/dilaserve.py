@@ -54,6 +54,7 @@ class Dilaserve(Policy):
     def __init__(self, options: PolicyOptions) -> None:
         self._options = options
         self._thresholds = np.array(options.thresholds)
+        self._candidates = np.arange(len(options.thresholds))
         self._habits = Habits(options.thresholds, options.steps_per_token)
         self._pricing = Pricing(options.profiles, options.overhead)
         self._ledger = Ledger(len(options.thresholds))
@@ -151,7 +152,7 @@ class Dilaserve(Policy):
             return caps
         left_s = self._time_left_s(slots, instance)
         budget_s = self._options.margin * (ledger.deadline[slots] - now)
-        candidates = np.arange(len(self._thresholds))
+        candidates = self._candidates
         raises = candidates > ledger.current[slots][:, None]
         fits = left_s <= np.where(raises, RAISE_AT, 1.0) * budget_s[:, None]
         fits &= candidates <= caps[:, None]
