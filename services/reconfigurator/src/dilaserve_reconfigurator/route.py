@@ -7,13 +7,18 @@ then runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
 
 import msgspec
 
 from dilaserve_reconfigurator.stage2 import Placed, Slot, Transition
 
 __all__ = ["Route", "Step", "find_route"]
+
+FEW = 5
+"""Launches in one part of which every order is tried."""
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,38 +43,90 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
         return self.lowest >= floor
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Launches that wait for the same terminations, in order, and what they do to capacity."""
+
+    steps: tuple[tuple[tuple[str, ...], Slot], ...]
+    dip: int
+    """GPUs that serve less than at the start, at the worst moment."""
+    net: int
+    """GPUs that serve more at the end."""
+
+
 def find_route(transition: Transition, running: Sequence[Placed]) -> Route:
-    """Launch next what costs the least capacity. What ends without making room for a launch ends
-    last."""
+    """Parts of the transition that have no GPU in common follow one another: first those that gain
+    capacity, the smallest dip first, then those that lose some, in the reverse order of their dips
+    seen from the end. What ends without making room for a launch ends last."""
     leaving = {p.instance_id: p.slot for p in running if p.instance_id in transition.terminate}
-    waiting = list(transition.launch)
+    parts = [_ordered(launches, leaving) for launches in _parts(transition.launch, leaving)]
+    parts.sort(key=lambda part: (0, part.dip) if part.net >= 0 else (1, -(part.dip + part.net)))
     n_serving = sum(placed.slot.tp_degree for placed in running)
     lowest = n_serving
     steps: list[Step] = []
-
-    def end(names: list[str], launch: Slot | None) -> None:
-        nonlocal n_serving, lowest
+    for names, launch in [step for part in parts for step in part.steps]:
         n_serving -= sum(leaving.pop(name).tp_degree for name in names)
         lowest = min(lowest, n_serving)
-        steps.append(Step(terminate=names, launch=launch, n_serving=n_serving))
-        n_serving += launch.tp_degree if launch is not None else 0
-
-    while waiting:
-        launch = min(waiting, key=lambda slot: _cost(slot, leaving))
-        waiting.remove(launch)
-        end(_in_the_way(launch, leaving), launch)
+        steps.append(Step(terminate=list(names), launch=launch, n_serving=n_serving))
+        n_serving += launch.tp_degree
     if leaving:
-        end(sorted(leaving), None)
-    return Route(steps=steps, lowest=lowest)
+        n_serving -= sum(slot.tp_degree for slot in leaving.values())
+        steps.append(Step(terminate=sorted(leaving), launch=None, n_serving=n_serving))
+    return Route(steps=steps, lowest=min(lowest, n_serving))
 
 
-def _cost(slot: Slot, leaving: dict[str, Slot]) -> tuple[int, int]:
-    """GPUs that stop serving for it, then its own, the most first."""
-    lost = sum(leaving[name].tp_degree for name in _in_the_way(slot, leaving))
-    return lost, -slot.tp_degree
+def _parts(launches: Sequence[Slot], leaving: Mapping[str, Slot]) -> list[list[Slot]]:
+    """Launches that share an instance in their way, directly or through others."""
+    parts: list[tuple[set[str], list[Slot]]] = []
+    for launch in launches:
+        names, together = set(_in_the_way(launch, leaving)), [launch]
+        apart = []
+        for others, slots in parts:
+            if others & names:
+                names |= others
+                together = [*slots, *together]
+            else:
+                apart.append((others, slots))
+        parts = [*apart, (names, together)]
+    return [slots for _, slots in parts]
 
 
-def _in_the_way(slot: Slot, leaving: dict[str, Slot]) -> list[str]:
+def _ordered(launches: Sequence[Slot], leaving: Mapping[str, Slot]) -> _Part:
+    """The order with the smallest dip: of all if they are few, else each time the cheapest."""
+    if len(launches) <= FEW:
+        found = (_part(order, leaving) for order in permutations(launches))
+        return min(found, key=lambda part: part.dip)
+    left, there = list(launches), dict(leaving)
+    order = []
+    while left:
+        launch = min(left, key=lambda slot: _lost(_in_the_way(slot, there), there))
+        left.remove(launch)
+        order.append(launch)
+        for name in _in_the_way(launch, there):
+            del there[name]
+    return _part(order, leaving)
+
+
+def _part(order: Sequence[Slot], leaving: Mapping[str, Slot]) -> _Part:
+    there = dict(leaving)
+    net = dip = 0
+    steps = []
+    for launch in order:
+        names = _in_the_way(launch, there)
+        net -= _lost(names, there)
+        dip = max(dip, -net)
+        net += launch.tp_degree
+        for name in names:
+            del there[name]
+        steps.append((tuple(names), launch))
+    return _Part(tuple(steps), dip, net)
+
+
+def _lost(names: Sequence[str], there: Mapping[str, Slot]) -> int:
+    return sum(there[name].tp_degree for name in names)
+
+
+def _in_the_way(slot: Slot, leaving: Mapping[str, Slot]) -> list[str]:
     """Those that leave and share a GPU with it."""
     return sorted(
         name
