@@ -25,6 +25,7 @@ EXPERIMENTS = {
     "quality": "quality:EXPERIMENT",
     "deciding": "deciding:EXPERIMENT",
     "live": "live:EXPERIMENT",
+    "planning": "planning:EXPERIMENT",
     "predictor": "predictor:EXPERIMENT",
     "fig6": "predictor:EXPERIMENT",
     "fig7": "predictor:EXPERIMENT",
