@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dilaserve.errors import DiLaServeError
 from dilaserve.settings import load, variable
 from dilaserve_bench.experiments import live
-from dilaserve_bench.live.stack import apart, settings_of
+from dilaserve_bench.live.stack import settings_of
 from dilaserve_bench.live.trial import Plan
 from dilaserve_gpu_worker.settings import WorkerSettings
 from dilaserve_scheduler.settings import SchedulerSettings
@@ -31,23 +30,6 @@ def test_stack_and_twin_read_the_same_settings() -> None:
     assert load(SchedulerSettings, given).queue_limit >= Plan().n_test
     worker = load(WorkerSettings, given)
     assert (worker.max_batch_tokens, worker.cache_mode) == (2048, "dual")
-
-
-def test_the_worker_has_a_core_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    cores = {3, 5}
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(cores))
-    monkeypatch.setattr(
-        os, "sched_setaffinity", lambda _, wanted: cores.intersection_update(wanted)
-    )
-    with apart() as core:
-        assert core == 3
-        assert cores == {5}
-
-
-def test_one_core_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    with pytest.raises(DiLaServeError, match="two cores"), apart():
-        pass
 
 
 @pytest.mark.slow

@@ -52,6 +52,8 @@ class LiveRow(msgspec.Struct, frozen=True, kw_only=True):
     twin_mean_threshold: float | None
     late_ms: float
     """By how much the load generator was late, at the most."""
+    busy: float
+    """Share of the time for which the core of all but the worker was busy."""
 
 
 class PolicyTrial(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +91,8 @@ def run(session: Session) -> Document[LiveRow]:
 
 def _measure(session: Session, policy: str) -> PolicyTrial | None:
     from dilaserve_bench.live.beside import live_outcome, run_twin
-    from dilaserve_bench.live.stack import apart, one_worker_stack, settings_of
+    from dilaserve_bench.live.cores import apart
+    from dilaserve_bench.live.stack import one_worker_stack, settings_of
     from dilaserve_bench.live.trial import InterruptedTrialError, run_trial
     from dilaserve_bench.twin.tiny import load_problems
 
@@ -153,6 +156,7 @@ def _row(policy: str, capacity: float, trace: Trace, live: Outcome, virtual: Out
         twin_accuracy=virtual.accuracy,
         mean_threshold=live.mean_threshold,
         twin_mean_threshold=virtual.mean_threshold,
+        busy=round(trace.busy, 3),
         late_ms=round(1000 * max(answer.sent_at - answer.due_at for answer in trace.answers), 1),
     )
 
@@ -180,7 +184,12 @@ def page(document: Document[LiveRow]) -> Page:
         for policy, found in document.found.items()
     ]
     late = max((row.late_ms for row in document.rows), default=0.0)
-    return Page([Table(head, rows)], [*notes, f"the load generator was late by {late} ms at most"])
+    busy = max((row.busy for row in document.rows), default=0.0)
+    beside = (
+        f"the load generator was late by {late} ms at most; the core of all but the worker was "
+        f"busy for {busy:.0%} of the time at most"
+    )
+    return Page([Table(head, rows)], [*notes, beside])
 
 
 def _milliseconds(passes: dict[str, float]) -> str:

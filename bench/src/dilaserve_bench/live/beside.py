@@ -63,16 +63,14 @@ def run_twin(
     *,
     timer: Callable[[], float],
 ) -> Twin:
-    """Fitted to the traces of that role; what clients wait beside to the first, the lightest, of
-    them. `environ`: as the stack's services had it."""
+    """Fitted to the traces of that role; what clients wait beside, to the lightest of them.
+    `environ`: as the stack's services had it."""
     fitted = [trace for trace in traces if trace.role == "fit"]
     passes = fit_passes([turn for trace in fitted for turn in turns(trace.passes)])
     workload = [arrival for number, trace in enumerate(traces) for arrival in _of(number, trace)]
     run = Simulation(scenario_of(passes, problems, environ), workload, 0, timer=timer).run()
     served = _by_trace(run)
-    light = traces.index(fitted[0])
-    live_s = statistics.median(answer.latency_s for answer in fitted[0].answers)
-    client_s = max(live_s - statistics.median(s.latency_s for s in served[light]), 0.0)
+    client_s = _client_s(traces, served)
     outcomes = [
         _virtual_outcome(run, served[number], trace, client_s)
         for number, trace in enumerate(traces)
@@ -116,6 +114,15 @@ def scenario_of(passes: PassFit, problems: TinyProblems, environ: Mapping[str, s
         adviser=None if trained is None else lambda _: trained,
         slot_s=SLOT_S,
     )
+
+
+def _client_s(traces: Sequence[Trace], served: Mapping[int, Sequence[Served]]) -> float:
+    """By how much the live median exceeds the twin's at the lightest load that was fitted to."""
+    lightest = min(trace.rate for trace in traces if trace.role == "fit")
+    light = [n for n, t in enumerate(traces) if (t.role, t.rate) == ("fit", lightest)]
+    live = statistics.median(answer.latency_s for n in light for answer in traces[n].answers)
+    twin = statistics.median(each.latency_s for n in light for each in served[n])
+    return max(live - twin, 0.0)
 
 
 def _of(number: int, trace: Trace) -> Workload:

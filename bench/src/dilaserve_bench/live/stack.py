@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from dilaserve.embedded import free_port
-from dilaserve.errors import DiLaServeError
 from dilaserve.settings import variable
 from dilaserve.supervisor.plan import StackOptions
 from dilaserve.supervisor.stack import Stack, running_stack
 
-__all__ = ["MAX_BATCH_TOKENS", "apart", "one_worker_stack", "settings_of"]
+__all__ = ["MAX_BATCH_TOKENS", "one_worker_stack", "settings_of"]
 
 MAX_BATCH_TOKENS = 2048
 """Room for a dozen requests of the tiny model."""
 WARNINGS = ("WARNING", "ERROR", "CRITICAL")
-
-
-@contextmanager
-def apart() -> Iterator[int]:
-    """Keep this process and its children off one core, and say which: it is the worker's. Raises
-    DiLaServeError where there is but one."""
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < 2:
-        raise DiLaServeError("a live run needs two cores: one for the worker, one for the rest")
-    os.sched_setaffinity(0, set(cores[1:]))
-    try:
-        yield cores[0]
-    finally:
-        os.sched_setaffinity(0, set(cores))
 
 
 def settings_of(environ: Mapping[str, str], policy: str) -> dict[str, str]:

@@ -4,6 +4,7 @@ of the knee that is to be predicted."""
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -12,6 +13,7 @@ import msgspec
 
 from dilaserve.bus.nats import connect_nats
 from dilaserve.supervisor.stack import Stack
+from dilaserve_bench.live.cores import CoreMeter
 from dilaserve_bench.live.load import Answer, drive
 from dilaserve_bench.live.passes import SeenPass, watching_passes
 from dilaserve_bench.twin.tiny import TinyProblems
@@ -33,11 +35,12 @@ class InterruptedTrialError(Exception):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """How many requests; rates as multiples of what the stack takes."""
 
-    n_burst: int = 300
-    n_fit: int = 500
-    """At each of the rates."""
+    n_burst: int = 400
+    n_fit: int = 250
+    """At each of the loads, each time."""
     n_test: int = 1200
     fit_loads: tuple[float, ...] = (0.5, 1.5)
+    """All of them before, between and after the tests, since machines have moods."""
     test_loads: tuple[float, ...] = (0.7, 1.5)
     seed: int = 0
 
@@ -56,11 +59,16 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """Times from `start_s` on."""
     answers: list[Answer]
     passes: list[SeenPass]
+    busy: float = 0.0
+    """Share of the time for which the cores beside the worker's were."""
 
     @property
     def throughput(self) -> float:
-        """Requests served a second, from the first arrival to the last answer."""
-        return len(self.answers) / max(answer.ended_at for answer in self.answers)
+        """Requests answered a second, but for the first and the last tenth of them: these were
+        answered while the stack filled, and while it emptied."""
+        ends = sorted(answer.ended_at for answer in self.answers)
+        first, last = len(ends) // 10, len(ends) - 1 - len(ends) // 10
+        return (last - first) / (ends[last] - ends[first])
 
 
 async def run_trial(
@@ -87,9 +95,11 @@ async def run_trial(
                 workload = _workload(problems, rate, n, plan.seed + len(traces))
                 passes.clear()
                 start_s = time.perf_counter() - begin
+                meter = CoreMeter(os.sched_getaffinity(0))
                 answers = await drive(
                     stack.endpoints.gateway_url, workload, _body(problems, model_name), path=PATH
                 )
+                busy = meter.busy()
                 await asyncio.sleep(PAUSE_S)
                 trace = Trace(
                     role=role,
@@ -98,16 +108,18 @@ async def run_trial(
                     workload=list(workload),
                     answers=answers,
                     passes=list(passes),
+                    busy=busy,
                 )
                 traces.append(trace)
                 return trace
 
             await drive_one("warm-up", BURST_RATE, plan.n_burst // 4)
             capacity = (await drive_one("burst", BURST_RATE, plan.n_burst)).throughput
-            for load in plan.fit_loads:
-                await drive_one("fit", load * capacity, plan.n_fit)
-            for load in plan.test_loads:
-                await drive_one("test", load * capacity, plan.n_test)
+            for test_load in (*plan.test_loads, None):
+                for load in plan.fit_loads:
+                    await drive_one("fit", load * capacity, plan.n_fit)
+                if test_load is not None:
+                    await drive_one("test", test_load * capacity, plan.n_test)
     finally:
         await bus.close()
     return traces
