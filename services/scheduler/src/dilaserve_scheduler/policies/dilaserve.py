@@ -8,6 +8,7 @@ checked at every step against an upper quantile. What each difference buys: docs
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from dilaserve_scheduler.policies.cluster_load import ClusterLoad
 from dilaserve_scheduler.policies.fastest import Fastest, tp_degree
 from dilaserve_scheduler.policies.habits import Habits
 from dilaserve_scheduler.policies.kinds import cache_mode, cache_tokens
-from dilaserve_scheduler.policies.ledger import Floats, Integers, Ledger
+from dilaserve_scheduler.policies.ledger import Course, Integers, Ledger
 from dilaserve_scheduler.policies.options import PolicyOptions
 from dilaserve_scheduler.policies.pace import Pace
 from dilaserve_scheduler.policies.pricing import Batch, Pricing
@@ -48,13 +49,28 @@ SHARE_SMOOTHING = 0.02
 """Weight of a pass in the share of recompute rows."""
 
 
+@dataclass(frozen=True, slots=True)
+class Tempo:
+    """Seconds on one instance: of a step, of a recompute step beside that, and of each token that
+    a recompute step has more, as far as a request has more of these than their mean share."""
+
+    step_s: float
+    recompute_s: float
+    token_s: float
+    share: float
+
+    def left_s(self, course: Course, steps: float) -> float:
+        """Until a request has run so many steps."""
+        more = (course.recomputes - self.share * steps) * course.extra
+        return steps * self.step_s + course.recomputes * self.recompute_s + more * self.token_s
+
+
 class Dilaserve(Policy):
     """Composes: ledger (who there is), pricing (what a step costs), cluster load (Algorithm 2)."""
 
     def __init__(self, options: PolicyOptions) -> None:
         self._options = options
         self._thresholds = np.array(options.thresholds)
-        self._candidates = np.arange(len(options.thresholds))
         self._habits = Habits(options.thresholds, options.steps_per_token)
         self._pricing = Pricing(options.profiles, options.overhead)
         self._ledger = Ledger(len(options.thresholds))
@@ -103,9 +119,9 @@ class Dilaserve(Policy):
     def threshold(self, now: float, request: Request, instance: Instance | None) -> float:
         """The highest that the level allows and the deadline can be met with."""
         slots = np.array([self._enter(now, request)], dtype=np.intp)
-        chosen = self._choose(now, slots, instance)
+        (chosen,) = self._choose(now, slots, self._ledger.courses(slots), instance)
         self._ledger.current[slots] = chosen
-        return self._value(request, int(chosen[0]))
+        return self._value(request, chosen)
 
     def stepped(
         self, now: float, instance: Instance, result: StepResult, requests: Sequence[Request]
@@ -118,13 +134,17 @@ class Dilaserve(Policy):
         for request in requests:
             self._asking.stepped(request, confidences[request.request_id])
         decisions: list[Decision] = [*self._asking.questions(now)]
-        chosen = self._choose(now, slots, instance)
-        changed = np.flatnonzero(chosen != self._ledger.current[slots]).tolist()
+        courses = self._ledger.courses(slots)
+        chosen = self._choose(now, slots, courses, instance)
+        current: list[int] = self._ledger.current[slots].tolist()
         decisions += [
-            Retune(requests[n], self._value(requests[n], int(chosen[n]))) for n in changed
+            Retune(request, self._value(request, k))
+            for request, k, before in zip(requests, chosen, current, strict=True)
+            if k != before
         ]
         self._ledger.current[slots] = chosen
-        decisions += [Shelve(requests[n]) for n in self._find_hopeless(now, slots, instance)]
+        hopeless = self._find_hopeless(now, slots, courses, instance)
+        decisions += [Shelve(requests[n]) for n in hopeless]
         return decisions
 
     def told(self, now: float, answer: object) -> tuple[()]:
@@ -143,41 +163,46 @@ class Dilaserve(Policy):
             left = request.n_output - self._asking.n_unmasked(request.request_id)
             self._ledger.predict(slot, answer.p50, answer.upper, left)
 
-    def _choose(self, now: float, slots: Integers, instance: Instance | None) -> Integers:
+    def _choose(
+        self, now: float, slots: Integers, courses: Sequence[Course], instance: Instance | None
+    ) -> list[int]:
         """Candidate of each request: the highest within its cap at which it is in time, else the
         lowest."""
-        ledger = self._ledger
-        caps = self._caps(slots)
+        caps: list[int] = self._caps(slots).tolist()
         if instance is None or not self._options.deadline_control:
             return caps
-        left_s = self._time_left_s(slots, instance)
-        budget_s = self._options.margin * (ledger.deadline[slots] - now)
-        candidates = self._candidates
-        raises = candidates > ledger.current[slots][:, None]
-        fits = left_s <= np.where(raises, RAISE_AT, 1.0) * budget_s[:, None]
-        fits &= candidates <= caps[:, None]
-        highest = np.where(fits, candidates, 0).max(axis=1)
-        chosen: Integers = np.maximum(highest, ledger.floor[slots])
+        tempo, upper = self._tempo(instance), self._options.risk_aware
+        current: list[int] = self._ledger.current[slots].tolist()
+        chosen: list[int] = self._ledger.floor[slots].tolist()
+        for n, course in enumerate(courses):
+            budget_s = self._options.margin * (course.deadline - now)
+            for k in range(caps[n], chosen[n], -1):
+                left_s = tempo.left_s(course, course.steps(k, upper=upper))
+                if left_s <= (RAISE_AT * budget_s if k > current[n] else budget_s):
+                    chosen[n] = k
+                    break
         return chosen
 
-    def _find_hopeless(self, now: float, slots: Integers, instance: Instance) -> list[int]:
+    def _find_hopeless(
+        self, now: float, slots: Integers, courses: Sequence[Course], instance: Instance
+    ) -> list[int]:
         """Which of these will surely be late, have blocks left to start, and hold a place that one
         who waits could still use."""
         ledger = self._ledger
         if not self._load.n_hopeful or not self._options.give_up_hopeless:
             return []
-        least = self._least_s(slots, instance) / SURELY
-        late = (now + least > ledger.deadline[slots]) & (ledger.recomputes[slots] >= 1.0)
-        late &= ~ledger.is_hopeless[slots]
-        ledger.is_hopeless[slots[late]] = True
-        found: list[int] = np.flatnonzero(late).tolist()
+        pass_s = self._pass_s(instance) / SURELY
+        floors: list[int] = ledger.floor[slots].tolist()
+        known: list[bool] = ledger.is_hopeless[slots].tolist()
+        found = [
+            n
+            for n, course in enumerate(courses)
+            if course.recomputes >= 1.0
+            and not known[n]
+            and now + course.steps(floors[n]) * pass_s > course.deadline
+        ]
+        ledger.is_hopeless[slots[found]] = True
         return found
-
-    def _least_s(self, slots: Integers, instance: Instance) -> Floats:
-        steps = self._ledger.steps(slots)
-        lowest = np.take_along_axis(steps, self._ledger.floor[slots][:, None], axis=1)[:, 0]
-        result: Floats = lowest * self._pass_s(instance)
-        return result
 
     def _caps(self, slots: Integers) -> Integers:
         ledger = self._ledger
@@ -187,28 +212,17 @@ class Dilaserve(Policy):
             return ledger.cap[slots]
         return self._load.caps(slots)
 
-    def _time_left_s(self, slots: Integers, instance: Instance) -> Floats:
-        """(requests × K) seconds: every step takes the mean pass of the instance, corrected for
-        the recompute steps that a request has more than others."""
-        ledger, share = self._ledger, self._load.recompute_share
-        steps = ledger.steps(slots, upper=self._options.risk_aware)
-        if not self._options.mixed_batches:
-            return self._unmixed_s(slots, steps, instance)
-        batch = self._batch(instance)
-        token_s = self._load.token_s(tp_degree(instance))
-        extra = (ledger.n_full - ledger.n_cache)[slots] * token_s
-        own = ledger.recomputes[slots][:, None] - share * steps
-        result: Floats = steps * self._pricing.mean_s(tp_degree(instance), batch)
-        return result + own * extra[:, None]
-
-    def _unmixed_s(self, slots: Integers, steps: Floats, instance: Instance) -> Floats:
-        """The same as the paper has it: everybody recomputes together, or nobody does."""
-        degree, recomputes = tp_degree(instance), self._ledger.recomputes[slots][:, None]
-        n_cache = round(len(instance.requests) * self._load.n_cache)
-        cache_s = self._pricing.seconds(degree, n_cache)
+    def _tempo(self, instance: Instance) -> Tempo:
+        """Every step takes the mean pass of the instance, corrected for the recompute steps that a
+        request has more than others; or, as the paper has it, everybody recomputes together, or
+        nobody does."""
+        degree = tp_degree(instance)
+        if self._options.mixed_batches:
+            step_s = self._pricing.mean_s(degree, self._batch(instance))
+            return Tempo(step_s, 0.0, self._load.token_s(degree), self._load.recompute_share)
+        cache_s = self._pricing.seconds(degree, round(len(instance.requests) * self._load.n_cache))
         recompute_s = self._pricing.seconds(degree, instance.n_tokens)
-        result: Floats = recomputes * recompute_s + (steps - recomputes) * cache_s
-        return result
+        return Tempo(cache_s, recompute_s - cache_s, 0.0, 0.0)
 
     # --- load control (Algorithm 2) ------------------------------------------------------------
 
@@ -295,8 +309,9 @@ class Dilaserve(Policy):
         if instance is None:
             service_s = self._load.service_s(slot)
             return self._load.wait_s + service_s
-        left_s = self._time_left_s(np.array([slot], dtype=np.intp), instance)
-        return float(left_s[0, self._ledger.current[slot]])
+        (course,) = self._ledger.courses([slot])
+        steps = course.steps(int(self._ledger.current[slot]), upper=self._options.risk_aware)
+        return self._tempo(instance).left_s(course, steps)
 
     def refuse(self, now: float, request: Request) -> Overload | None:
         """Too many wait already."""

@@ -5,7 +5,7 @@ few array operations. Remembers and scales predictions; decides nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from dilaserve_scheduler.core.model import Request
 from dilaserve_scheduler.policies.kinds import recomputes_left
 
-__all__ = ["Floats", "Integers", "Ledger"]
+__all__ = ["Course", "Floats", "Integers", "Ledger"]
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Integers: TypeAlias = npt.NDArray[np.intp]
@@ -21,6 +21,24 @@ Integers: TypeAlias = npt.NDArray[np.intp]
 GOLDEN = 0.6180339887498949
 """Multiples of it are spread evenly over 0..1, however many there are."""
 FIRST_SIZE = 64
+N_MORE = len(("anchor", "left", "recomputes", "extra", "deadline"))
+
+
+class Course(NamedTuple):
+    """How far one request is, and what was predicted of it."""
+
+    p50: list[float]
+    upper: list[float]
+    anchor: float
+    left: float
+    recomputes: float
+    extra: float
+    deadline: float
+
+    def steps(self, k: int, *, upper: bool = False) -> float:
+        """See Ledger.steps."""
+        predicted = self.upper[k] if upper else self.p50[k]
+        return max(predicted * self.left / self.anchor, self.recomputes, 1.0)
 
 
 class Ledger:
@@ -35,18 +53,19 @@ class Ledger:
         self._allocate(0)
 
     def _allocate(self, size: int) -> None:
-        self.p50 = np.zeros((size, self._k))
+        self._courses = np.zeros((size, 2 * self._k + N_MORE))
+        """What is needed at every step, side by side; the next eight are parts of it."""
+        self.p50 = self._courses[:, : self._k]
         """Steps left when they were predicted."""
-        self.upper = np.zeros((size, self._k))
+        self.upper = self._courses[:, self._k : 2 * self._k]
         """The same, an upper quantile."""
-        self.anchor = np.ones(size)
-        """Tokens left when they were predicted."""
-        self.left = np.zeros(size)
-        """Tokens left."""
-        self.recomputes = np.zeros(size)
+        more = self._courses[:, 2 * self._k :].T
+        self.anchor, self.left, self.recomputes, self.extra, self.deadline = more
+        """Tokens left when steps were predicted, and now; blocks to start; tokens that a recompute
+        step computes beyond a cache step; the latest time to end."""
+        self.anchor[:] = 1.0
         self.n_full = np.zeros(size)
         self.n_cache = np.zeros(size)
-        self.deadline = np.zeros(size)
         self.start_by = np.zeros(size)
         """The latest time to start, as was reckoned when it came."""
         self.priority = np.zeros(size)
@@ -87,6 +106,7 @@ class Ledger:
         self.slots[request.request_id] = slot
         self.requests[slot] = request
         self.n_full[slot], self.n_cache[slot] = request.n_tokens, n_cache
+        self.extra[slot] = request.n_tokens - n_cache
         self.deadline[slot] = self.start_by[slot] = deadline
         self.priority[slot] = request.priority
         self.floor[slot] = floor
@@ -124,6 +144,13 @@ class Ledger:
         self.p50[slot], self.upper[slot] = p50, upper
         self.anchor[slot] = max(tokens_left, 1.0)
         self.is_stale[slot] = True
+
+    def courses(self, slots: Integers | list[int]) -> list[Course]:
+        """Of so few requests that looking at each by itself is faster."""
+        k = self._k
+        return [
+            Course(row[:k], row[k : 2 * k], *row[2 * k :]) for row in self._courses[slots].tolist()
+        ]
 
     def steps(self, slots: Integers, *, upper: bool = False) -> Floats:
         """Steps left by threshold, (requests × K): what was predicted shrinks with the tokens that
