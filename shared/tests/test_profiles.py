@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilaserve.profiles import LatencyCurve, ProfileError, isotonic, load_profiles
+from dilaserve.profiles import (
+    LatencyCurve,
+    LatencyProfile,
+    Point,
+    ProfileError,
+    ProfileSet,
+    isotonic,
+    load_profiles,
+    save_profiles,
+)
 
 ZIGZAG = [(10, 1.0), (20, 3.0), (30, 2.0), (40, 4.0)]
 VALUES = st.lists(st.floats(0.001, 100.0), min_size=1, max_size=30)
@@ -120,3 +129,27 @@ def test_bad_file_is_named(tmp_path: Path, text: str, message: str) -> None:
 def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match=r"nowhere\.json"):
         load_profiles(tmp_path / "nowhere.json")
+
+
+def test_what_is_saved_is_loaded_with_kinds_rows_and_keys(tmp_path: Path) -> None:
+    points = [Point(64, 0.01), Point(512, 0.02, "recompute", 2, 256), Point(64, 0.01, "cache", 2)]
+    saved = ProfileSet(
+        model="m",
+        device="d",
+        source='who, and "how"',
+        conditions={"dtype": "bfloat16"},
+        profiles=[
+            LatencyProfile(tp_degree=1, points=points),
+            LatencyProfile(tp_degree=2, points=points[:1]),
+        ],
+    )
+    path = tmp_path / "profile.json"
+    save_profiles(saved, path)
+    assert load_profiles(path) == saved
+    assert [file.name for file in tmp_path.iterdir()] == ["profile.json"]
+
+
+def test_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    nowhere = tmp_path / "absent" / "profile.json"
+    with pytest.raises(ProfileError, match=r"absent/profile\.json cannot be written"):
+        save_profiles(ProfileSet(model="m", device="d", profiles=[]), nowhere)

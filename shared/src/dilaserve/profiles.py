@@ -5,14 +5,15 @@ Read by scheduler, planner and twin; written by `dilaserve profile`. Knows no de
 The file is JSON, one `ProfileSet`:
 
     {"model": "LLaDA-8B-Instruct", "device": "H100", "source": "...", "licence": "...",
-     "profiles": [{"tp_degree": 1, "points": [[32, 0.01218], [64, 0.01165, "cache", 2], ...]}]}
+     "profiles": [{"tp_degree": 1, "points": [[32, 0.01218], [64, 0.01165, "cache", 2, 512], ...]}]}
 
-A point is [n_tokens, seconds] or [n_tokens, seconds, step kind, rows in the pass]. Points may come
-in any order, and more than once for the same number of tokens.
+A point is [n_tokens, seconds], and may go on with the step kind, the rows in the pass and the keys
+that each row sees. Points may come in any order, and more than once for one number of tokens.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -22,7 +23,15 @@ import msgspec
 from dilaserve.errors import DiLaServeError
 from dilaserve.messages import StepKind
 
-__all__ = ["LatencyCurve", "LatencyProfile", "Point", "ProfileError", "ProfileSet", "load_profiles"]
+__all__ = [
+    "LatencyCurve",
+    "LatencyProfile",
+    "Point",
+    "ProfileError",
+    "ProfileSet",
+    "load_profiles",
+    "save_profiles",
+]
 
 
 class ProfileError(DiLaServeError):
@@ -38,6 +47,8 @@ class Point(msgspec.Struct, frozen=True, array_like=True):
     kind: StepKind | None = None
     """What all its rows were; None for any mixture."""
     n_rows: int | None = None
+    n_keys: int | None = None
+    """Tokens of each row's request, prompt and output: the keys that its tokens see."""
 
 
 class LatencyProfile(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +72,9 @@ class ProfileSet(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     """Who measured it, and how."""
     licence: str = ""
+    conditions: dict[str, str] = {}
+    """What all points have in common beside the device: weights, type, cache mode and the like. A
+    measurement that goes on must have the same."""
 
     @property
     def tp_degrees(self) -> list[int]:
@@ -129,6 +143,19 @@ def load_profiles(path: Path) -> ProfileSet:
     return profiles
 
 
+def save_profiles(profiles: ProfileSet, path: Path) -> None:
+    """Write a file, one line a point; whoever reads meanwhile sees the old one or the new one.
+    Raises ProfileError, naming it."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        scratch.write_text(_as_json(profiles))
+        scratch.replace(path)
+    except OSError as error:
+        raise ProfileError(
+            f"latency profile {path} cannot be written: {error.strerror}; give another file"
+        ) from error
+
+
 def isotonic(points: Sequence[tuple[int, float, int]]) -> list[tuple[int, float]]:
     """The non-decreasing values nearest to the given ones in least squares, by pool-adjacent-
     violators. `points`: (x, value, weight), x ascending."""
@@ -140,6 +167,17 @@ def isotonic(points: Sequence[tuple[int, float, int]]) -> list[tuple[int, float]
         pools.append(pool)
     means = [mean for mean, _, n_points in pools for _ in range(n_points)]
     return [(x, mean) for (x, _, _), mean in zip(points, means, strict=True)]
+
+
+def _as_json(profiles: ProfileSet) -> str:
+    names = [name for name in profiles.__struct_fields__ if name != "profiles"]
+    head = msgspec.json.encode({name: getattr(profiles, name) for name in names}).decode()
+    parts = []
+    for profile in profiles.profiles:
+        points = ",\n".join(msgspec.json.encode(point).decode() for point in profile.points)
+        parts.append(f'{{"tp_degree":{profile.tp_degree},"points":[\n{points}\n]}}')
+    joined = ",\n".join(parts)
+    return f'{head[:-1]},"profiles":[\n{joined}\n]}}\n'
 
 
 def _merge(a: tuple[float, int, int], b: tuple[float, int, int]) -> tuple[float, int, int]:

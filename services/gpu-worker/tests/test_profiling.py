@@ -1,0 +1,204 @@
+"""`dilaserve profile`: what is measured, that passes are what they are called, and going on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from dilaserve.messages import CacheMode
+from dilaserve.profiles import LatencyProfile, Point, ProfileError, ProfileSet, load_profiles
+from dilaserve_gpu_worker import profile_command
+from dilaserve_gpu_worker.engine.engine import Engine
+from dilaserve_gpu_worker.engine.types import BatchOutput
+from dilaserve_gpu_worker.models.model import Model
+from dilaserve_gpu_worker.profile_command import profile, with_point
+from dilaserve_gpu_worker.profiling import Effort, Grid, Load, loads_of, measure
+from dilaserve_scheduler.settings import SchedulerSettings
+
+GRID = Grid(lengths=(16, 48, 1024), rows=(1, 4, 64), n_output=16, block_length=8)
+EFFORT = Effort(n_warm_up=1, n_passes=9, seconds=1e9)
+
+
+def loads(cache_mode: str, n_kv_tokens: int = 1024) -> list[Load]:
+    return loads_of(
+        GRID,
+        cache_mode=cache_mode,
+        max_sequence_length=512,
+        max_batch_tokens=256,
+        n_kv_tokens=n_kv_tokens,
+    )
+
+
+def test_loads_are_those_that_fit() -> None:
+    found = [(load.kind, load.n_rows, load.length, load.n_tokens) for load in loads("dual")]
+    assert found == [
+        ("cache", 1, 16, 8),
+        ("cache", 4, 16, 32),
+        ("cache", 1, 48, 8),
+        ("cache", 4, 48, 32),
+        ("recompute", 1, 16, 16),
+        ("recompute", 4, 16, 64),
+        ("recompute", 1, 48, 48),
+        ("recompute", 4, 48, 192),
+    ]
+    assert {load.n_rows for load in loads("dual", n_kv_tokens=47)} == {1}
+    assert {load.kind for load in loads("none", n_kv_tokens=0)} == {"recompute"}
+    assert {(load.length, load.n_tokens) for load in loads("prefix") if load.kind == "cache"} == {
+        (16, 8), (16, 32), (48, 16), (48, 64)
+    }  # fmt: skip
+
+
+class WatchedEngine(Engine):
+    """Keeps what its passes ran, and lets each seem to take as many seconds as it had tokens."""
+
+    passes: list[tuple[set[str], int, int]]
+
+    def step(self) -> BatchOutput | None:
+        plan = self.plan()
+        if plan is None:
+            return None
+        output = self.unmask(plan, self.forward(plan))
+        self.passes.append(({row.kind for row in plan.rows}, len(plan.rows), plan.n_tokens))
+        return BatchOutput(float(plan.n_tokens), plan.n_tokens, 0, output.steps)
+
+
+@pytest.mark.parametrize("name", ["model", "random_dream"])
+@pytest.mark.parametrize("cache_mode", ["dual", "prefix", "none"])
+def test_measured_passes_are_of_their_load(
+    request: pytest.FixtureRequest, name: str, cache_mode: CacheMode
+) -> None:
+    any_model: Model = request.getfixturevalue(name)
+    engine = WatchedEngine(any_model, cache_mode=cache_mode, n_kv_tokens=1024, max_batch_tokens=192)
+    for load in loads(cache_mode):
+        if load.n_tokens > 192:
+            continue
+        engine.passes = []
+        point = measure(engine, any_model.config, GRID, load, EFFORT)
+        key = (point.kind, point.n_tokens, point.n_rows, point.n_keys)
+        assert key == load.key
+        assert point.seconds == load.n_tokens
+        measured = [p for p in engine.passes if p == ({load.kind}, load.n_rows, load.n_tokens)]
+        assert len(measured) >= 10
+        assert not engine.holds("profile-0")
+        assert engine.n_free_kv_tokens == (0 if cache_mode == "none" else 1024)
+
+
+def test_a_cache_step_is_measured_whose_first_steps_do_not_fit_into_one_pass(model: Model) -> None:
+    engine = WatchedEngine(model, cache_mode="dual", n_kv_tokens=1024, max_batch_tokens=64)
+    engine.passes = []
+    load = Load("cache", n_rows=8, length=48, n_tokens=64)
+    assert measure(engine, model.config, GRID, load, EFFORT).seconds == 64
+    assert len([p for p in engine.passes if p[0] == {"recompute"}]) >= 8
+
+
+def test_a_slow_point_gets_fewer_passes(model: Model) -> None:
+    engine = WatchedEngine(model, cache_mode="none", n_kv_tokens=0, max_batch_tokens=64)
+    engine.passes = []
+    load = Load("recompute", 1, 16, 16)
+    measure(engine, model.config, GRID, load, Effort(n_warm_up=2, n_passes=99, seconds=70.0))
+    assert len(engine.passes) == 2 + 5  # of 16 seconds each
+
+
+def test_an_engine_that_fails_is_left_empty(model: Model) -> None:
+    engine = WatchedEngine(model, cache_mode="dual", n_kv_tokens=1024, max_batch_tokens=32)
+    engine.passes = []
+    with pytest.raises(RuntimeError, match="4 rows were to run in one pass, 2 did"):
+        measure(engine, model.config, GRID, Load("recompute", 4, 16, 64), EFFORT)
+    assert engine.n_free_kv_tokens == 1024
+    assert not engine.has_work()
+
+
+# --- the file ------------------------------------------------------------------------------------
+
+
+def run_cli(folder: Path, out: Path, *options: str) -> Result:
+    app = typer.Typer()
+    app.command()(profile)
+    sizes = ["--lengths", "16,64", "--rows", "1,3", "--block", "8", "--output-len", "16"]
+    return CliRunner().invoke(
+        app,
+        ["--model", str(folder), "--out", str(out), *sizes, "--passes", "3", *options],
+    )
+
+
+def test_profile_is_written_and_the_scheduler_takes_it(
+    make_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "profile.json"
+    result = run_cli(make_folder(), out, "--model-name", "m")
+    assert result.exit_code == 0, result.output
+    profiles = load_profiles(out)
+    assert (profiles.model, profiles.tp_degrees) == ("m", [1])
+    [measured] = profiles.profiles
+    assert {(p.kind, p.n_rows, p.n_keys, p.n_tokens) for p in measured.points} == {
+        ("recompute", 1, 16, 16), ("recompute", 3, 16, 48),
+        ("recompute", 1, 64, 64), ("recompute", 3, 64, 192),
+        ("cache", 1, 16, 8), ("cache", 3, 16, 24), ("cache", 1, 64, 8), ("cache", 3, 64, 24),
+    }  # fmt: skip
+    assert "TP-1 recompute: 4 points, 16 tokens" in result.output
+    options = SchedulerSettings(policy="dilaserve", profile=str(out)).options()
+    assert options.profiles == profiles
+
+
+def test_a_rerun_measures_what_is_missing(
+    make_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, out = make_folder(), tmp_path / "profile.json"
+    n_left = 3
+
+    def interrupted(*args: object) -> None:
+        nonlocal n_left
+        n_left -= 1
+        if n_left < 0:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        save = profile_command.save_profiles
+        patched.setattr(
+            profile_command,
+            "save_profiles",
+            lambda profiles, path: (interrupted(), save(profiles, path)),
+        )
+        result = run_cli(folder, out)
+    assert (result.exit_code, "interrupted" in result.output) == (130, True)
+    kept = load_profiles(out).profiles[0].points
+    assert len(kept) == 3
+    assert run_cli(folder, out).exit_code == 0
+    complete = load_profiles(out).profiles[0].points
+    assert (complete[:3], len(complete)) == (kept, 8)
+    written = out.read_bytes()
+    assert run_cli(folder, out).exit_code == 0
+    assert out.read_bytes() == written
+
+
+def test_a_file_of_another_measurement_is_refused(
+    make_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder, out = make_folder(), tmp_path / "profile.json"
+    assert run_cli(folder, out).exit_code == 0
+    before = out.read_bytes()
+    result = run_cli(folder, out, "--cache", "prefix")
+    assert isinstance(result.exception, ProfileError)
+    assert "was measured with cache 'dual', and now it is 'prefix'" in str(result.exception)
+    assert out.read_bytes() == before
+
+
+def test_counts_that_are_none_are_refused(tmp_path: Path) -> None:
+    for value in ("0", "1,1", "a", ""):
+        result = run_cli(tmp_path, tmp_path / "p.json", "--rows", value)
+        assert result.exit_code == 2
+        assert "--rows" in result.output
+
+
+def test_points_of_degrees_stay_apart() -> None:
+    profiles = ProfileSet(model="m", device="d", profiles=[])
+    for degree, n_tokens in ((2, 32), (1, 32), (2, 64)):
+        profiles = with_point(profiles, degree, Point(n_tokens, 1.0))
+    assert profiles.profiles == [
+        LatencyProfile(tp_degree=1, points=[Point(32, 1.0)]),
+        LatencyProfile(tp_degree=2, points=[Point(32, 1.0), Point(64, 1.0)]),
+    ]
