@@ -48,13 +48,15 @@ class PlanApplied(Message, frozen=True, tag="plan_applied"):
 
 
 class Drain(Message, frozen=True, tag="drain"):
-    """Planner → scheduler: empty this instance and give it nothing more."""
+    """Planner → scheduler: empty this instance and give it nothing more; or, with `resume`, take
+    that back."""
 
     instance_id: Word
+    resume: bool = False
 
 
 class Drained(Message, frozen=True, tag="drained"):
-    """The answer, once it holds nothing."""
+    """The answer, once it holds nothing, or at once to `resume`."""
 
     instance_id: Word
 

@@ -1,0 +1,259 @@
+"""A transition carried out on a cluster that obeys, fails, dawdles, or loses its planner."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dilaserve_reconfigurator.execution import (
+    Abort,
+    Drain,
+    Drained,
+    Effect,
+    Ended,
+    Event,
+    Execution,
+    Failed,
+    Launch,
+    Patience,
+    Resume,
+    Stop,
+    Up,
+)
+from dilaserve_reconfigurator.planner import place
+from dilaserve_reconfigurator.route import find_route
+from dilaserve_reconfigurator.stage2 import Placed, Slot
+
+from .test_route import transition
+from .test_stage2 import problems
+
+PATIENCE = Patience(drain_s=10.0, launch_s=20.0, n_launches=2)
+
+
+@dataclass
+class Cluster:
+    """Processes on GPUs. What it is told takes effect when `step` picks it, in any order."""
+
+    serving: dict[str, Slot]
+    starting: dict[int, Slot] = field(default_factory=dict)
+    todo: list[Effect] = field(default_factory=list)
+    lowest: int = 10**6
+
+    def tell(self, effects: list[Effect]) -> None:
+        self.todo += effects
+        for effect in effects:
+            if isinstance(effect, Launch):
+                self.starting[effect.attempt] = effect.slot
+        self.check()
+
+    def step(self, rng: random.Random, failing: set[Slot]) -> Event | None:
+        """Carry one effect out."""
+        effect = self.todo.pop(rng.randrange(len(self.todo)))
+        event: Event | None = None
+        match effect:
+            case Drain():
+                event = Drained(effect.instance_id)
+            case Stop():
+                self.serving.pop(effect.instance_id, None)
+                event = Ended(effect.instance_id)
+            case Launch():
+                slot = self.starting.pop(effect.attempt)
+                if slot in failing:
+                    event = Failed(effect.attempt, "it cannot start")
+                else:
+                    self.serving[f"new-{len(self.serving)}-{rng.random()}"] = slot
+                    event = Up(effect.attempt)
+        self.check()
+        return event
+
+    def check(self) -> None:
+        """No GPU belongs to two."""
+        slots = [*self.serving.values(), *self.starting.values()]
+        gpus = [(slot.node, gpu) for slot in slots for gpu in slot.gpus]
+        assert len(gpus) == len(set(gpus))
+        self.lowest = min(self.lowest, sum(s.tp_degree for s in self.serving.values()))
+
+    def placed(self) -> list[Placed]:
+        return [Placed(name, slot) for name, slot in self.serving.items()]
+
+    def counts(self) -> dict[int, int]:
+        degrees = [slot.tp_degree for slot in self.serving.values()]
+        return {degree: degrees.count(degree) for degree in (1, 2, 4)}
+
+
+def execution(
+    nodes: list[int], running: list[Placed], counts: dict[int, int]
+) -> tuple[Execution, int]:
+    """It, and the fewest GPUs that are to serve on the way."""
+    route = find_route(transition(nodes, running, counts), running)
+    return Execution(route, running, PATIENCE), route.lowest
+
+
+def carry_out(
+    ours: Execution,
+    cluster: Cluster,
+    rng: random.Random,
+    *,
+    failing: set[Slot] | None = None,
+    killed_after: int = 10**6,
+) -> None:
+    cluster.tell(ours.start(0.0))
+    while cluster.todo and killed_after:
+        event = cluster.step(rng, failing or set())
+        if event is not None:
+            cluster.tell(ours.handle(0.0, event))
+        killed_after -= 1
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(problem=problems(), seed=st.integers(0, 2**16))
+def test_obedient_cluster_ends_as_planned_and_serves_all_the_way(
+    problem: tuple[list[int], list[Placed], dict[int, int]], seed: int
+) -> None:
+    nodes, running, counts = problem
+    ours, lowest = execution(nodes, running, counts)
+    cluster = Cluster({p.instance_id: p.slot for p in running})
+    carry_out(ours, cluster, random.Random(seed))
+    assert ours.phase == "done"
+    assert cluster.counts() == counts
+    assert cluster.lowest >= lowest
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(problem=problems(), seed=st.integers(0, 2**16), killed_after=st.integers(0, 12))
+def test_killed_planner_finishes_from_what_runs(
+    problem: tuple[list[int], list[Placed], dict[int, int]], seed: int, killed_after: int
+) -> None:
+    """What was being launched when it died comes up by itself, or not."""
+    nodes, running, counts = problem
+    rng = random.Random(seed)
+    ours, _ = execution(nodes, running, counts)
+    cluster = Cluster({p.instance_id: p.slot for p in running})
+    carry_out(ours, cluster, rng, killed_after=killed_after)
+    for attempt, slot in list(cluster.starting.items()):
+        del cluster.starting[attempt]
+        if rng.random() < 0.5:
+            cluster.serving[f"orphan-{attempt}"] = slot
+    cluster.todo.clear()
+    again, _ = execution(nodes, cluster.placed(), counts)
+    carry_out(again, cluster, rng)
+    assert again.phase == "done"
+    assert cluster.counts() == counts
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(problem=problems(), seed=st.integers(0, 2**16), data=st.data())
+def test_failing_launch_is_undone(
+    problem: tuple[list[int], list[Placed], dict[int, int]], seed: int, data: st.DataObject
+) -> None:
+    """Slots that fail do so for ever; what ran before can run again."""
+    nodes, running, counts = problem
+    moves = transition(nodes, running, counts)
+    old = {placed.slot for placed in running}
+    failing = {slot for slot in moves.launch if slot not in old and data.draw(st.booleans())}
+    ours, lowest = execution(nodes, running, counts)
+    cluster = Cluster({p.instance_id: p.slot for p in running})
+    before = sum(p.slot.tp_degree for p in running)
+    carry_out(ours, cluster, random.Random(seed), failing=failing)
+    assert ours.phase == ("given_up" if failing else "done")
+    assert ours.is_over
+    if failing:
+        assert "it cannot start" in ours.reason
+    assert cluster.lowest >= min(lowest, before)
+    assert not cluster.starting
+
+
+def two_ones_to_one_two() -> tuple[Execution, list[Placed]]:
+    running = list(place([2], {1: 2, 2: 0}))
+    ours, _ = execution([2], running, {1: 0, 2: 1})
+    return ours, running
+
+
+def test_order_is_drain_stop_launch() -> None:
+    ours, running = two_ones_to_one_two()
+    names = [placed.instance_id for placed in running]
+    assert ours.start(0.0) == [Drain(name) for name in names]
+    assert ours.handle(1.0, Drained(names[0])) == []
+    assert ours.handle(1.0, Drained(names[1])) == [Stop(name) for name in names]
+    assert ours.handle(2.0, Ended(names[1])) == []
+    assert ours.handle(2.0, Ended(names[0])) == [Launch(Slot(0, (0, 1)), 1)]
+    assert ours.wake_at() == 22.0
+    assert ours.handle(3.0, Up(1)) == []
+    assert (ours.phase, ours.wake_at()) == ("done", None)
+
+
+def test_instance_that_does_not_get_empty_stays_and_all_others_too() -> None:
+    ours, running = two_ones_to_one_two()
+    names = [placed.instance_id for placed in running]
+    ours.start(0.0)
+    ours.handle(1.0, Drained(names[0]))
+    assert ours.tick(9.0) == []
+    assert ours.tick(10.0) == [Resume(name) for name in names]
+    assert ours.phase == "given_up"
+    assert ours.reason == f"{names[1]} did not get empty in 10 s"
+
+
+def test_stop_is_repeated_until_it_is_heard() -> None:
+    ours, running = two_ones_to_one_two()
+    names = [placed.instance_id for placed in running]
+    ours.start(0.0)
+    for name in names:
+        ours.handle(0.0, Drained(name))
+    ours.handle(1.0, Ended(names[0]))
+    assert ours.tick(10.0) == [Stop(names[1])]
+    assert not ours.is_over
+
+
+def launching() -> tuple[Execution, list[Placed]]:
+    ours, running = two_ones_to_one_two()
+    ours.start(0.0)
+    for event in (Drained, Ended):
+        for placed in running:
+            ours.handle(0.0, event(placed.instance_id))
+    assert ours.phase == "launching"
+    return ours, running
+
+
+def test_late_launch_is_gone_before_its_gpus_are_used_again() -> None:
+    ours, _ = launching()
+    assert ours.tick(20.0) == [Abort(1)]
+    assert ours.tick(30.0) == []
+    assert ours.tick(40.0) == [Abort(1)]
+    assert ours.handle(41.0, Failed(1, "aborted")) == [Launch(Slot(0, (0, 1)), 2)]
+
+
+def test_late_launch_that_serves_after_all_is_welcome() -> None:
+    ours, _ = launching()
+    ours.tick(20.0)
+    assert ours.handle(21.0, Up(1)) == []
+    assert ours.phase == "done"
+
+
+def test_launch_that_fails_again_is_replaced_by_what_ran_there() -> None:
+    ours, running = launching()
+    ours.handle(1.0, Failed(1, "out of memory"))
+    first, second = (placed.slot for placed in running)
+    assert ours.handle(2.0, Failed(2, "out of memory")) == [Launch(first, 3)]
+    assert ours.phase == "undoing"
+    assert ours.handle(3.0, Up(3)) == [Launch(second, 4)]
+    assert ours.handle(4.0, Up(4)) == []
+    assert (ours.phase, ours.reason) == ("given_up", "out of memory")
+
+
+def test_what_cannot_be_undone_is_named() -> None:
+    ours, _ = launching()
+    for attempt in (1, 2, 3, 4):
+        ours.handle(1.0, Failed(attempt, "no GPU"))
+    assert ours.handle(2.0, Up(5)) == []
+    assert ours.reason == "no GPU; nor could TP-1 on node 0, GPU 0 be launched again"
+
+
+@pytest.mark.parametrize("event", [Drained("x"), Ended("x"), Up(7), Failed(7, "")])
+def test_events_of_other_times_change_nothing(event: Event) -> None:
+    ours, _ = launching()
+    assert ours.handle(1.0, event) == []
+    assert ours.phase == "launching"
