@@ -43,7 +43,7 @@ STRAINED = {"proteus": 1.75, **dict.fromkeys(THRESHOLDS, 1.75)}
 PROMISED = 0.95
 NEARLY_ALL = 0.99
 OURS, THEIRS = "dilaserve", "tediserve"
-DRAWN_RATES = (1.75, 1.875, 2.1, 2.2)
+DRAWN_RATES = (1.875, 2.1, 2.2)
 
 OVERHEADS = (1.0, 1.1, 1.25, FITTED_OVERHEAD)
 KNEES = {
