@@ -1,0 +1,44 @@
+"""Launchers start and end instances. One contract, whatever they run on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from dilaserve.errors import DiLaServeError
+from dilaserve_reconfigurator.stage2 import Slot
+
+__all__ = ["LaunchError", "Launched", "Launcher"]
+
+
+class LaunchError(DiLaServeError):
+    """An instance that cannot be launched; says why, and where its log is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """An instance that runs. `name` is its DILASERVE_WORKER_NAME."""
+
+    name: str
+    slot: Slot
+
+
+class Launcher(Protocol):
+    """Owns the instances that it has launched, in this life of its process or an earlier one."""
+
+    async def running(self) -> list[Launched]:
+        """All that run, in order of their names; those that were launched before a crash, too."""
+        ...
+
+    async def launch(self, name: str, slot: Slot) -> None:
+        """Start an instance on these GPUs; returns when its process exists. Raises LaunchError,
+        also when something of that name runs."""
+        ...
+
+    async def wait(self, name: str) -> str:
+        """Until it has ended; what it says of its end. At once if nothing of that name runs."""
+        ...
+
+    async def stop(self, name: str) -> None:
+        """End it, by force if it takes too long; returns when it is gone, or was already."""
+        ...
