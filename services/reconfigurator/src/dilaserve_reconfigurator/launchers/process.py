@@ -7,6 +7,7 @@ as long as it lives, so the next launcher knows which still run, whatever their 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import signal
@@ -90,10 +91,12 @@ class ProcessLauncher:
 
     async def stop(self, name: str) -> None:
         """See Launcher."""
-        waited_s = 0.0
+        waited_s, is_told = 0.0, False
         while self._lives(name):
-            if waited_s == 0.0 or waited_s >= self._grace_s:
-                self._signal(name, by_force=waited_s >= self._grace_s)
+            if not is_told:
+                is_told = self._signal(name, by_force=False)
+            elif waited_s >= self._grace_s:
+                self._signal(name, by_force=True)
             await asyncio.sleep(LOOK_EVERY_S)
             waited_s += LOOK_EVERY_S
         self._forget(name)
@@ -125,19 +128,19 @@ class ProcessLauncher:
             return True
         return False
 
-    def _signal(self, name: str, *, by_force: bool) -> None:
-        """To it, or by force to all of its session, the other ranks included."""
+    def _signal(self, name: str, *, by_force: bool) -> bool:
+        """To it, or by force to all of its session, the other ranks included. False if it has yet
+        to say who it is."""
         try:
             pid = int(self._path(name, "pid").read_text())
         except FileNotFoundError:
-            return  # about to say who it is
-        try:
+            return False
+        with contextlib.suppress(ProcessLookupError):  # its lock goes with it
             if by_force:
                 os.killpg(pid, signal.SIGKILL)
             else:
                 os.kill(pid, signal.SIGTERM)
-        except ProcessLookupError:
-            return  # its lock goes with it
+        return True
 
     def _last_words(self, name: str) -> str:
         process = self._ours.get(name)
