@@ -13,6 +13,7 @@ from dilaserve_scheduler.core.policy import Limit
 from dilaserve_scheduler.policies.cluster_load import (
     HOPELESS_FACTOR,
     OVERLOAD_SLOS,
+    SURELY,
     UTILISATION,
     ClusterLoad,
 )
@@ -112,14 +113,20 @@ def test_arrivals_to_come_lower_the_level_before_anybody_waits() -> None:
     assert calm.load._levels[0] == 1.0
 
 
-def test_the_hopeless_are_named_once_run_at_the_lowest_and_drag_nobody_down() -> None:
-    stage = Stage()
-    need_s = HOPELESS_FACTOR * 8 * 0.010
+@pytest.mark.parametrize("load_control", [True, False])
+def test_the_hopeless_are_named_once_run_at_the_lowest_and_drag_nobody_down(
+    load_control: bool,
+) -> None:
+    """Surely late, by a pass of 10 ms, or probably, where lower thresholds help nobody any more."""
+    stage = Stage(load_control=load_control)
+    need_s = 8 * 0.010 * (1 / SURELY if load_control else HOPELESS_FACTOR)
     hopeless = stage.enter("late", deadline=need_s - 0.001)
     requests = [stage.enter(f"r{n}", deadline=need_s + 1.0) for n in range(3)]
     assert stage.load.control(0.0) == [hopeless]
     assert stage.caps(hopeless, *requests) == [0, 1, 1, 1]
     assert stage.load.control(0.1) == []
+    stage.enter("just", deadline=need_s + 0.001)
+    assert stage.load.control(0.0) == []
 
 
 def test_one_that_runs_is_never_given_up_for_the_pass_of_a_full_instance() -> None:

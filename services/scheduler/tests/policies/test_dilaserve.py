@@ -159,7 +159,7 @@ def test_priority_then_deadline_then_the_hopeless() -> None:
     stage = Stage()
     stage.start("r")
     stage.start("s")
-    late = stage.park("late", slo_s=0.05)
+    late = stage.park("late", slo_s=0.04)
     soon = stage.park("soon", slo_s=1.0)
     later = stage.park("later", slo_s=2.0)
     high = stage.park("high", slo_s=9.0, priority=1)
@@ -185,8 +185,8 @@ def late(stage: Stage, *, waits: bool) -> list[Any]:
     """What is done about a request that needs 110 ms, twice what is left of its SLO."""
     stage.start("s")
     request = stage.start("r", slo_s=0.1)
-    if waits:
-        stage.park("w", slo_s=5.0)
+    for n in range(40 * waits):  # so many that even the lowest thresholds are not enough
+        stage.park(f"w{n}", slo_s=0.4)
     stage.policy.tick(0.0)
     stage.step(0.05, request)
     stage.policy.told(0.05, answer(request, [11, 16], [12, 18]))

@@ -67,3 +67,19 @@ def test_places_are_spread_evenly() -> None:
     slots = [enter(ledger, make_request(f"r{n}")) for n in range(100)]
     for share in (0.1, 0.5, 0.9):
         assert np.mean(ledger.spread[slots] < share) == pytest.approx(share, abs=0.02)
+
+
+def test_one_by_one_they_are_as_in_columns() -> None:
+    ledger = Ledger(2)
+    requests = [make_request(f"r{n}", n_output=16 + 8 * n) for n in range(80)]
+    for n, request in enumerate(requests):
+        enter(ledger, request, (4.0 + n, 8.0 + n))
+        advance(request, n % 16)
+    slots = ledger.slots_of(requests)
+    ledger.progressed(slots, requests)
+    courses = ledger.courses(slots)
+    for upper in (False, True):
+        apart = [[course.steps(k, upper=upper) for k in range(2)] for course in courses]
+        assert apart == pytest.approx(ledger.steps(slots, upper=upper))
+    assert [course.deadline for course in courses] == [9.0] * 80
+    assert [course.extra for course in courses] == [r.n_tokens - 8 for r in requests]

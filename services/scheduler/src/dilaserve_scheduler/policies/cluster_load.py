@@ -25,11 +25,14 @@ __all__ = ["ClusterLoad"]
 UTILISATION = 0.97
 """Share of an instance's time that passes fill when there is enough to do."""
 HOPELESS_FACTOR = 1.4
-"""A request that waits is given up when it needs its remaining time over this. Those that would
-only just be late cost as much as those in time."""
+"""Once thresholds are at their lowest, a request that waits is given up when it needs its remaining
+time over this. Those that would only just be late cost as much as those in time."""
 SERVICE_SHARE = 0.25
 """Of a request's time in service that those behind it take from it: a half on average, less what
 its deadline gains by lowering its own threshold."""
+SURELY = 1.6
+"""Who would be late even with so much fewer steps than predicted is given up in any case: two
+deviations of the predictor's error."""
 OVERLOAD_SLOS = 15.0
 """How much further ahead arrivals are reckoned with, in SLOs, for each instance-second that they
 need at the lowest thresholds beyond each that there is. What is not saved while such an overload
@@ -139,6 +142,11 @@ class ClusterLoad:
         work = self._work_s(np.array([slot], dtype=np.intp))
         return float(work[0, 0]) * self._n_rows
 
+    @property
+    def is_short(self) -> bool:
+        """Whether thresholds are as low as load control can have them."""
+        return self._lowest_level == 0.0 or not self._options.load_control
+
     def caps(self, slots: Integers) -> Integers:
         """Highest candidate of each request: its priority's level, rounded up for as many as the
         fraction says; never below its quality floor; the lowest for the hopeless (until they are
@@ -167,10 +175,10 @@ class ClusterLoad:
             return []
         self.n_cache = float(ledger.n_cache[slots].mean())
         self._price()
+        slots = self._in_order(slots[~ledger.is_hopeless[slots]])
         newly = self._find_hopeless(now, slots)
         slots = slots[~ledger.is_hopeless[slots]]
         self.n_hopeful = int(np.count_nonzero(ledger.is_waiting[slots]))
-        slots = self._in_order(slots)
         if self._options.load_control:
             self._find_levels(now, slots)
         requests = [ledger.requests[slot] for slot in newly]
@@ -225,15 +233,16 @@ class ClusterLoad:
         return shares
 
     def _find_hopeless(self, now: float, slots: Integers) -> Integers:
-        """Who waits, and could not be in time at the lowest threshold if it were placed now. (For
-        one that runs its own threshold says the same.)"""
+        """Who waits, and could not be in time at the lowest threshold if it were placed now: surely
+        or, where lower thresholds help nobody any more, probably."""
         ledger = self._ledger
-        slots = slots[ledger.is_waiting[slots] & ~ledger.is_hopeless[slots]]
+        slots = slots[ledger.is_waiting[slots]]
         if not self._options.give_up_hopeless:
             return slots[:0]
+        factor = HOPELESS_FACTOR if self.is_short else 1.0 / SURELY
         lowest = ledger.floor[slots]
         steps = np.take_along_axis(ledger.steps(slots), lowest[:, None], axis=1)[:, 0]
-        late = now + HOPELESS_FACTOR * steps * self._pass_s > ledger.deadline[slots]
+        late = now + factor * steps * self._pass_s > ledger.deadline[slots]
         newly: Integers = slots[late]
         ledger.is_hopeless[newly] = True
         return newly

@@ -24,7 +24,7 @@ from dilaserve_scheduler.core.policy import (
 )
 from dilaserve_scheduler.policies.asking import Asking
 from dilaserve_scheduler.policies.backlog import Backlog
-from dilaserve_scheduler.policies.cluster_load import ClusterLoad
+from dilaserve_scheduler.policies.cluster_load import SURELY, ClusterLoad
 from dilaserve_scheduler.policies.fastest import Fastest, tp_degree
 from dilaserve_scheduler.policies.habits import Habits
 from dilaserve_scheduler.policies.kinds import cache_mode, cache_tokens
@@ -43,8 +43,6 @@ RISK = 1.2
 """Upper quantile of the remaining steps over their median while there is no predictor's."""
 RAISE_AT = 0.95
 """A request goes back to a higher threshold only if that needs at most this share of its budget."""
-SURELY = 1.6
-"""A running request is given up only if it would be late even with so much fewer steps."""
 SHARE_SMOOTHING = 0.02
 """Weight of a pass in the share of recompute rows."""
 
@@ -187,9 +185,10 @@ class Dilaserve(Policy):
         self, now: float, slots: Integers, courses: Sequence[Course], instance: Instance
     ) -> list[int]:
         """Which of these will surely be late, have blocks left to start, and hold a place that one
-        who waits could still use."""
+        who waits could still use, while lower thresholds help nobody any more."""
         ledger = self._ledger
-        if not self._load.n_hopeful or not self._options.give_up_hopeless:
+        can_help = self._load.n_hopeful > 0 and self._load.is_short
+        if not can_help or not self._options.give_up_hopeless:
             return []
         pass_s = self._pass_s(instance) / SURELY
         floors: list[int] = ledger.floor[slots].tolist()
