@@ -33,6 +33,7 @@ def test_stack_and_twin_read_the_same_settings() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_every_request_is_answered_and_answers_are_the_twins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

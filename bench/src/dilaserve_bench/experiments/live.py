@@ -56,6 +56,17 @@ class LiveRow(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the time for which the core of all but the worker was busy."""
 
 
+class TraceNote(msgspec.Struct, frozen=True, kw_only=True):
+    """One trace of a trial, in the order in which they were driven."""
+
+    role: str
+    rate: float
+    throughput: float
+    busy: float
+    p50_s: float
+    twin_p50_s: float
+
+
 class PolicyTrial(msgspec.Struct, frozen=True, kw_only=True):
     """What is kept of one policy."""
 
@@ -63,6 +74,7 @@ class PolicyTrial(msgspec.Struct, frozen=True, kw_only=True):
     capacity: float
     passes: dict[str, float]
     client_s: float
+    traces: list[TraceNote]
 
 
 def run(session: Session) -> Document[LiveRow]:
@@ -83,6 +95,7 @@ def run(session: Session) -> Document[LiveRow]:
                 "capacity": trial.capacity,
                 "passes": trial.passes,
                 "client_s": trial.client_s,
+                "traces": msgspec.to_builtins(trial.traces),
             }
             for policy, trial in trials.items()
         },
@@ -120,12 +133,11 @@ def _measure(session: Session, policy: str) -> PolicyTrial | None:
     watch.say(f"{policy}: the twin beside it")
     twin = run_twin(traces, problems, environ, timer=session.timer)
     (burst,) = (trace for trace in traces if trace.role == "burst")
+    lived = [live_outcome(trace, problems) for trace in traces]
+    together = list(zip(traces, lived, twin.outcomes, strict=True))
     return PolicyTrial(
-        rows=[
-            _row(policy, burst.throughput, trace, live_outcome(trace, problems), outcome)
-            for trace, outcome in zip(traces, twin.outcomes, strict=True)
-            if trace.role == "test"
-        ],
+        rows=[_row(policy, burst.throughput, *each) for each in together if each[0].role == "test"],
+        traces=[_note(*each) for each in together],
         capacity=round(burst.throughput, 3),
         passes=msgspec.to_builtins(twin.passes),
         client_s=round(twin.client_s, 5),
@@ -137,6 +149,17 @@ def _plan(session: Session) -> Plan:
 
     n = QUICK_REQUESTS
     return TrialPlan(n_burst=n, n_fit=n, n_test=n) if session.is_quick else TrialPlan()
+
+
+def _note(trace: Trace, live: Outcome, virtual: Outcome) -> TraceNote:
+    return TraceNote(
+        role=trace.role,
+        rate=round(trace.rate, 2),
+        throughput=round(trace.throughput, 2),
+        busy=round(trace.busy, 3),
+        p50_s=round(live.p50_s, 4),
+        twin_p50_s=round(virtual.p50_s, 4),
+    )
 
 
 def _row(policy: str, capacity: float, trace: Trace, live: Outcome, virtual: Outcome) -> LiveRow:
