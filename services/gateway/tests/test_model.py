@@ -89,5 +89,5 @@ def test_no_folder(tmp_path: Path) -> None:
 
 def test_a_tokenizer_without_the_mask_token_is_told(tmp_path: Path) -> None:
     assert load_model(folder_with(tmp_path, LLADA | {"mask_token_id": 3})).context_length == 4096
-    with pytest.raises(ModelFolderError, match="no mask token: .* gives it the id 400"):
+    with pytest.raises(ModelFolderError, match=r"no mask token: .* gives it the id 400"):
         load_model(folder_with(tmp_path, LLADA | {"mask_token_id": 400}))

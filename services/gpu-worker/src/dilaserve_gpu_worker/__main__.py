@@ -8,7 +8,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
+from functools import partial
 
 import uvloop
 
@@ -21,7 +22,9 @@ from dilaserve.settings import load
 from dilaserve.store.redis import connect_redis
 from dilaserve.telemetry import Telemetry
 from dilaserve_gpu_worker.engine.engine import Engine
-from dilaserve_gpu_worker.loading import load_engine, use_cores
+from dilaserve_gpu_worker.engine.types import EngineLostError
+from dilaserve_gpu_worker.loading import load_engine, start_ranks, use_cores
+from dilaserve_gpu_worker.parallel import Ranks
 from dilaserve_gpu_worker.service import WorkerService
 from dilaserve_gpu_worker.settings import WorkerSettings
 
@@ -36,9 +39,10 @@ def main() -> None:
         settings = load(WorkerSettings, os.environ)
         crash = CrashPoints(settings.crash_at)
         use_cores(settings.cpu_affinity)
-        engine, info = load_engine(settings)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, engine, info, crash))
+        with start_ranks(settings) or nullcontext() as ranks:
+            engine, info = load_engine(settings, ranks)
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(_serve(settings, engine, info, crash, ranks))
     except asyncio.CancelledError:
         return  # a stop signal before there was anything to finish
     except DiLaServeError as error:
@@ -47,7 +51,11 @@ def main() -> None:
 
 
 async def _serve(
-    settings: WorkerSettings, engine: Engine, info: InstanceInfo, crash: CrashPoints
+    settings: WorkerSettings,
+    engine: Engine,
+    info: InstanceInfo,
+    crash: CrashPoints,
+    ranks: Ranks | None,
 ) -> None:
     _on_stop_signals(_cancel_current_task())
     closed = asyncio.Event()
@@ -77,7 +85,19 @@ async def _serve(
             stop_timeout_s=settings.stop_timeout_s,
         )
         _on_stop_signals(service.stop)
+        if ranks is not None:
+            loop = asyncio.get_running_loop()
+            ranks.watch(partial(_tell, loop, service.fail))
         await run_while_open(service.run(), closed)
+
+
+def _tell(
+    loop: asyncio.AbstractEventLoop,
+    fail: Callable[[EngineLostError], None],
+    error: EngineLostError,
+) -> None:
+    """From a thread that watches a rank."""
+    loop.call_soon_threadsafe(fail, error)
 
 
 def _on_stop_signals(stop: Callable[[str], object]) -> None:

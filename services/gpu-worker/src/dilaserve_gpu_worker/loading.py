@@ -8,42 +8,61 @@ import secrets
 import socket
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
 import torch
 
 from dilaserve.errors import SettingsError
 from dilaserve.messages import InstanceInfo
 from dilaserve_gpu_worker.device import choose_device, choose_dtype
 from dilaserve_gpu_worker.engine.engine import Engine
-from dilaserve_gpu_worker.engine.kv_pool import kv_bytes_per_token
+from dilaserve_gpu_worker.engine.kv_pool import kv_tokens_that_fit
 from dilaserve_gpu_worker.models.model import Model
+from dilaserve_gpu_worker.parallel import Ranks, launch_ranks
 from dilaserve_gpu_worker.settings import WorkerSettings
-from dilaserve_gpu_worker.weights import load_model, weights_hash
+from dilaserve_gpu_worker.weights import load_model, read_config, shard_config, weights_hash
 
-__all__ = ["load_engine", "use_cores"]
-
-GPU_SHARE = 0.8
-"""Of the memory that is free after loading; the rest is for activations and logits."""
-CPU_SHARE = 0.1
-"""Of the memory that is free after loading: other processes live on the machine, too."""
-CPU_FULL_SEQUENCES = 64
-"""On a CPU the pool need not hold more sequences of full length than this."""
+__all__ = ["load_engine", "start_ranks", "use_cores"]
 
 
-def load_engine(settings: WorkerSettings) -> tuple[Engine, InstanceInfo]:
-    """Load the model of `settings.model` and build its engine.
-    Raises ModelFolderError, SettingsError."""
+def start_ranks(settings: WorkerSettings) -> Ranks | None:
+    """Start the other ranks of a tensor-parallel instance; None where there are none. Raises
+    ModelFolderError where the degree does not divide the model, SettingsError."""
+    if settings.tp_degree == 1:
+        return None
+    config = read_config(Path(settings.model))
+    shard_config(config, settings.tp_degree)
+    return launch_ranks(
+        folder=settings.model,
+        degree=settings.tp_degree,
+        device=choose_device(settings.device),
+        dtype=settings.dtype,
+        threads=settings.threads,
+        cache_mode=settings.cache_mode,
+        mask_id=config.mask_id,
+    )
+
+
+def load_engine(
+    settings: WorkerSettings, ranks: Ranks | None = None
+) -> tuple[Engine, InstanceInfo]:
+    """Load the model of `settings.model`, or the slice of rank 0 among `ranks`, and build its
+    engine. Raises ModelFolderError, SettingsError, and EngineLostError when a rank has ended."""
     torch.set_num_threads(settings.threads)
     folder = Path(settings.model)
     model = load_model(
-        folder, device=choose_device(settings.device), dtype=choose_dtype(settings.dtype)
+        folder,
+        device=choose_device(settings.device),
+        dtype=choose_dtype(settings.dtype),
+        peers=ranks.peers if ranks else None,
     )
     n_kv_tokens = _n_kv_tokens(settings, model)
+    if ranks is not None:
+        n_kv_tokens = ranks.join(n_kv_tokens)
     engine = Engine(
         model,
         cache_mode=settings.cache_mode,
         n_kv_tokens=n_kv_tokens,
         max_batch_tokens=settings.max_batch_tokens,
+        share=ranks.share if ranks else None,
     )
     name = settings.worker_name or re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())
     return engine, InstanceInfo(
@@ -51,7 +70,7 @@ def load_engine(settings: WorkerSettings) -> tuple[Engine, InstanceInfo]:
         name=name,
         model_id=settings.model_name or folder.resolve().name,
         weights_hash=weights_hash(folder),
-        tp_degree=1,
+        tp_degree=settings.tp_degree,
         cache_mode=settings.cache_mode,
         block_length=settings.block_length,
         max_batch_tokens=settings.max_batch_tokens,
@@ -81,11 +100,4 @@ def use_cores(cores: str) -> None:
 def _n_kv_tokens(settings: WorkerSettings, model: Model) -> int:
     if settings.cache_mode == "none":
         return 0
-    if settings.kv_tokens:
-        return settings.kv_tokens
-    n_bytes = kv_bytes_per_token(model.config, model.dtype)
-    if model.device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(model.device)
-        return int(GPU_SHARE * free) // n_bytes
-    fits = int(CPU_SHARE * psutil.virtual_memory().available) // n_bytes
-    return min(fits, CPU_FULL_SEQUENCES * model.config.max_sequence_length)
+    return settings.kv_tokens or kv_tokens_that_fit(model)

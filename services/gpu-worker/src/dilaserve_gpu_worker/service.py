@@ -27,7 +27,7 @@ from dilaserve.store import Store
 from dilaserve.store.records import RequestRecord
 from dilaserve.telemetry import Telemetry
 from dilaserve_gpu_worker.commits import Committer
-from dilaserve_gpu_worker.engine.types import BatchOutput
+from dilaserve_gpu_worker.engine.types import BatchOutput, EngineLostError
 from dilaserve_gpu_worker.holdings import Holdings, Unanswered
 from dilaserve_gpu_worker.observe import RequestTraces, WorkerMetrics
 from dilaserve_gpu_worker.passes import LogitsT, PassEngine, Passes, PlanT
@@ -66,6 +66,7 @@ class WorkerService(Generic[PlanT, LogitsT]):
         self._wake = asyncio.Event()
         self._give_up = asyncio.Event()
         self._stop_reason: str | None = None
+        self._error: EngineLostError | None = None
         self._commands: deque[StepCommand] = deque()
         self._applied = (0, 0)
         self._batch = 0
@@ -91,7 +92,8 @@ class WorkerService(Generic[PlanT, LogitsT]):
         self._metrics.gauges(lambda: len(self._holdings), lambda: self._n_free_kv_tokens)
 
     async def run(self) -> None:
-        """Warm up, join, serve until `stop`, leave. A part that fails ends the whole."""
+        """Warm up, join, serve until `stop`, leave. A part that fails ends the whole. Raises
+        EngineLostError, after leaving, when the engine was lost."""
         await self._passes.warm_up(self._info.block_length)
         listening = [
             await self._bus.subscribe(subjects.command_step(self._info.instance_id), self._receive),
@@ -109,6 +111,8 @@ class WorkerService(Generic[PlanT, LogitsT]):
         finally:
             self._passes.close()
             self._holdings.close()
+        if self._error is not None:
+            raise self._error
 
     def stop(self, reason: str) -> None:
         """End `run` after the pass in flight and its commit, which may take `stop_timeout_s`."""
@@ -116,6 +120,12 @@ class WorkerService(Generic[PlanT, LogitsT]):
             self._stop_reason = reason
             asyncio.get_running_loop().call_later(self._stop_timeout_s, self._give_up.set)
             self._wake.set()
+
+    def fail(self, error: EngineLostError) -> None:
+        """Leave at once, so that what it holds goes on elsewhere, and end `run` with `error`."""
+        if self._error is None:
+            self._error = error
+            self.stop(str(error))
 
     # --- the loop ------------------------------------------------------------------------------
 
@@ -170,7 +180,11 @@ class WorkerService(Generic[PlanT, LogitsT]):
         """Run a pass and begin to commit it, after the answers to the one before."""
         if self._stop_reason is not None or not self._engine.has_work():
             return False
-        output = await self._passes.run()
+        try:
+            output = await self._passes.run()
+        except EngineLostError as error:
+            self.fail(error)
+            return False
         if output is None:
             return False
         self._batch += 1

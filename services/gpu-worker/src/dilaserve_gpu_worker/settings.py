@@ -23,6 +23,9 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
     block_length: Annotated[int, "tokens in a block", AT_LEAST_ONE] = 32
     cache_mode: Annotated[CacheMode, "none, prefix or dual"] = "dual"
     device: Annotated[str, "auto, cpu, cuda or cuda:N"] = "auto"
+    tp_degree: Annotated[
+        int, "tensor parallelism: processes, and GPUs, that share one model", AT_LEAST_ONE
+    ] = 1
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], "type of weights"] = "auto"
     max_batch_tokens: Annotated[int, "most tokens computed in one forward pass", AT_LEAST_ONE] = (
         8192

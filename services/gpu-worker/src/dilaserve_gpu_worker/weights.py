@@ -29,8 +29,8 @@ def load_model(
     dtype: torch.dtype | None = None,
     peers: Peers | None = None,
 ) -> Model:
-    """Load the model of a folder, or the slice of it that is this rank's among `peers`; no more is
-    ever in memory. `dtype` None: fp32 on a CPU, elsewhere as stored.
+    """Load the model of a folder, or the slice of it that is this rank's among `peers`: no more is
+    ever copied out of the mapped files. `dtype` None: fp32 on a CPU, elsewhere as stored.
 
     Raises ModelFolderError for a missing file, shard or tensor, a wrong shape, an unknown
     model_type or architecture, a missing mask_token_id, or sizes that the ranks do not divide.

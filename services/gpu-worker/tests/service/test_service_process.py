@@ -7,7 +7,9 @@ import os
 import signal
 import sys
 from contextlib import asynccontextmanager
+from pathlib import Path
 
+import psutil
 import pytest
 
 from dilaserve import subjects
@@ -27,6 +29,7 @@ from dilaserve.store.records import MASKED, DecodingSpec, NewRequest, ServiceLev
 from dilaserve.store.redis import connect_redis
 from dilaserve_gpu_worker.engine.engine import Engine
 from dilaserve_gpu_worker.engine.types import Credit, EngineRequest
+from dilaserve_gpu_worker.weights import load_model
 
 SPEC = DecodingSpec(n_output=48, block_length=16, seed=3, temperature=1.0)
 PROMPT = [7, 8, 9]
@@ -120,6 +123,10 @@ async def cluster(make_folder):
 @pytest.fixture
 def expected(model) -> list[int]:
     """The text of the bare engine."""
+    return bare_text(model)
+
+
+def bare_text(model) -> list[int]:
     engine = Engine(model, cache_mode="dual", n_kv_tokens=4096, max_batch_tokens=512)
     engine.add(EngineRequest("r", PROMPT, SPEC, 0, [MASKED] * SPEC.n_output, Credit(0.7, 99)))
     while engine.step():
@@ -181,3 +188,42 @@ async def test_a_stop_while_waiting_for_nats_is_clean(cluster):
         process.terminate()
         _, log = await asyncio.wait_for(process.communicate(), 10)
     assert process.returncode == 0, log.decode()
+
+
+async def test_a_lost_rank_takes_its_instance_down_and_its_requests_go_on(cluster, make_folder):
+    """A tensor-parallel instance of two ranks, and one of one rank that takes over."""
+    folder = str(make_folder(vocab_size=64))
+    async with (
+        cluster.worker(DILASERVE_TP_DEGREE="2", DILASERVE_MODEL=folder) as process,
+        cluster.worker(DILASERVE_WORKER_NAME="w2", DILASERVE_MODEL=folder),
+    ):
+        info = (await cluster.joined("w1")).info
+        other = (await cluster.joined("w2")).info
+        assert (info.tp_degree, info.n_kv_tokens) == (2, 4096)
+        await cluster.submit("r", info.instance_id)
+        while not cluster.deltas:
+            await asyncio.sleep(0.001)
+        [rank] = psutil.Process(process.pid).children()
+        rank.kill()
+        _, log = await asyncio.wait_for(process.communicate(), 15)
+        assert process.returncode == 1
+        assert b"of the tensor-parallel group" in log
+        assert b"Traceback" not in log
+        downs = [e for e in cluster.events if isinstance(e, InstanceDown)]
+        assert [down.instance_id for down in downs] == [info.instance_id]
+        await cluster.store.reassign("r", term=1, owner=other.instance_id, expected_epoch=1)
+        await cluster.credit("r", other.instance_id, epoch=2)
+        text = await cluster.done("r")
+    assert text == bare_text(load_model(Path(folder)))
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL"])
+async def test_the_ranks_end_with_their_instance(cluster, make_folder, how):
+    folder = str(make_folder(vocab_size=64))
+    async with cluster.worker(DILASERVE_TP_DEGREE="2", DILASERVE_MODEL=folder) as process:
+        await cluster.joined("w1")
+        [rank] = psutil.Process(process.pid).children()
+        process.send_signal(signal.Signals[how])
+        _, log = await asyncio.wait_for(process.communicate(), 10)
+        assert process.returncode == (0 if how == "SIGTERM" else -signal.SIGKILL), log.decode()
+        rank.wait(5)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from dilaserve.messages import CacheMode
 from dilaserve_gpu_worker.attention import attention_backend
-from dilaserve_gpu_worker.engine.batch import build_batch, shape_of
+from dilaserve_gpu_worker.engine.batch import Batch, build_batch, shape_of
 from dilaserve_gpu_worker.engine.budget import PassBudget
 from dilaserve_gpu_worker.engine.commit import commit_rows, note_outlook
 from dilaserve_gpu_worker.engine.kv_pool import (
@@ -47,6 +47,7 @@ class Engine:
     n_kv_tokens: size of the KV pool, rounded down to whole pages; unused without a cache.
     max_batch_tokens: most tokens computed in one pass.
     eos_ids, mask_id: of the model, by default what its config says.
+    share: told of each batch before it is computed, so that other ranks compute it too.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Engine:
         mask_id: int | None = None,
         attention: str = "sdpa",
         counter: Callable[[], float] = time.perf_counter,
+        share: Callable[[Batch], None] | None = None,
     ) -> None:
         self._config = model.config
         self._cache_mode: CacheMode = cache_mode
@@ -67,6 +69,7 @@ class Engine:
         self._eos_ids = model.config.eos_ids if eos_ids is None else eos_ids
         self._mask_id = model.config.mask_id if mask_id is None else mask_id
         self._counter = counter
+        self._share = share
         self._n_pages = 0 if cache_mode == "none" else n_kv_tokens // PAGE_TOKENS
         self._pages = PageAllocator(self._n_pages)
         pool = (
@@ -164,7 +167,10 @@ class Engine:
     def forward(self, plan: Plan) -> Scores:
         """Logits of the masked positions of the rows' blocks, and how confident the model is of
         later blocks; fills the KV pool."""
-        return self._runner.forward(build_batch(plan.rows, self._config.logit_shift))
+        batch = build_batch(plan.rows, self._config.logit_shift)
+        if self._share is not None:
+            self._share(batch)
+        return self._runner.forward(batch)
 
     def unmask(self, plan: Plan, scores: Scores) -> BatchOutput:
         """Commit to the canvases what the logits decide, and report it."""

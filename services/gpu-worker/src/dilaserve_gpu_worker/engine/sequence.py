@@ -34,7 +34,7 @@ class Row:
     block: int
     candidates: Ints
     """Masked canvas positions of the block, ascending, whose logits are wanted; at a recompute
-    step of a model with shifted logits and a cache the first one only (see MODELS: that step
+    step of a model with shifted logits and a cache the first one only (that step
     commits it, and no other, as the public reference does)."""
     outlook: Ints
     """The other masked canvas positions from the block on, ascending, of which only the confidence

@@ -16,6 +16,10 @@ class NeverFitsError(DiLaServeError, ValueError):
     """A request too long for the model, the token budget or the KV pool, even when alone."""
 
 
+class EngineLostError(DiLaServeError):
+    """A part of the engine has died: it cannot go on, and neither can its instance."""
+
+
 @dataclass(slots=True)
 class Credit:
     """How far a request may go by itself, and at which threshold (see messages.StepItem)."""

@@ -1,0 +1,78 @@
+"""The process of every rank but 0: loads its slice, then computes the batches that rank 0 sends.
+
+Speaks through stdin and stdout (see frames), and ends with rank 0, whichever way that ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import IO
+
+import msgspec
+import torch
+
+from dilaserve.errors import DiLaServeError
+from dilaserve_gpu_worker.attention import attention_backend
+from dilaserve_gpu_worker.device import choose_dtype
+from dilaserve_gpu_worker.engine.kv_pool import PAGE_TOKENS, KVPool, kv_tokens_that_fit
+from dilaserve_gpu_worker.engine.runner import Runner
+from dilaserve_gpu_worker.models.model import Model
+from dilaserve_gpu_worker.parallel.frames import (
+    Loaded,
+    RankSpec,
+    Start,
+    read_frame,
+    unpack_batch,
+    write_frame,
+)
+from dilaserve_gpu_worker.parallel.group import GroupPeers
+from dilaserve_gpu_worker.weights import load_model
+
+
+def main() -> None:
+    """Exit code 0 when rank 0 ends, 1 with a line on stderr when this rank cannot go on."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's goes to rank 0, too
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints is no frame
+    try:
+        _serve(sys.stdin.buffer, answers)
+    except DiLaServeError as error:
+        sys.stderr.write(f"dilaserve-gpu-worker rank: {error}\n")
+        sys.stderr.flush()
+        os._exit(1)  # a thread of the group may wait for a rank that is dead
+    os._exit(0)
+
+
+def _serve(orders: IO[bytes], answers: IO[bytes]) -> None:
+    data = read_frame(orders)
+    if data is None:
+        return
+    spec = msgspec.msgpack.decode(data, type=RankSpec)
+    torch.set_num_threads(spec.threads)
+    device = torch.device(spec.device)
+    peers = GroupPeers(spec.rank, spec.degree, device)
+    model = load_model(
+        Path(spec.folder), device=device, dtype=choose_dtype(spec.dtype), peers=peers
+    )
+    write_frame(answers, Loaded(n_kv_tokens=kv_tokens_that_fit(model)))
+    if (data := read_frame(orders)) is None:
+        return
+    runner = _runner(spec, model, msgspec.msgpack.decode(data, type=Start).n_kv_tokens)
+    peers.join(spec.port)
+    while (data := read_frame(orders)) is not None:
+        runner.forward(unpack_batch(msgspec.msgpack.decode(data, type=bytes)))
+
+
+def _runner(spec: RankSpec, model: Model, n_kv_tokens: int) -> Runner:
+    pool = None
+    if spec.cache_mode != "none":
+        n_pages = n_kv_tokens // PAGE_TOKENS
+        pool = KVPool(model.config, n_pages, device=model.device, dtype=model.dtype)
+    return Runner(model, pool, attention_backend(spec.attention), mask_id=spec.mask_id)
+
+
+if __name__ == "__main__":
+    main()

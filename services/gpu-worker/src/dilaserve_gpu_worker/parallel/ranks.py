@@ -1,0 +1,194 @@
+"""The other ranks, as rank 0 sees them: starts, feeds and ends their processes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO
+
+import msgspec
+import torch
+
+from dilaserve.embedded import die_with_parent
+from dilaserve.errors import SettingsError
+from dilaserve.messages import CacheMode
+from dilaserve_gpu_worker.engine.batch import Batch
+from dilaserve_gpu_worker.engine.types import EngineLostError
+from dilaserve_gpu_worker.parallel.frames import (
+    Loaded,
+    RankSpec,
+    Start,
+    pack_batch,
+    read_frame,
+    write_frame,
+)
+from dilaserve_gpu_worker.parallel.group import LOOPBACK, GroupPeers
+
+END_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    number: int
+    process: subprocess.Popen[bytes]
+    orders: IO[bytes]
+    answers: IO[bytes]
+
+
+class Ranks:
+    """Ranks 1 and up of one instance; a context manager that ends them. See `launch_ranks`."""
+
+    def __init__(self, peers: GroupPeers, port: int, ranks: list[_Rank]) -> None:
+        self.peers = peers
+        self._port = port
+        self._ranks = ranks
+        self._is_closing = False
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids, by rank from 1."""
+        return [rank.process.pid for rank in self._ranks]
+
+    def join(self, n_kv_tokens: int) -> int:
+        """Wait until every rank has loaded, then meet them all. `n_kv_tokens` is what fits into
+        rank 0; returns what fits into each. Raises EngineLostError when one has ended."""
+        n_fit = min([n_kv_tokens, *(self._loaded(rank).n_kv_tokens for rank in self._ranks)])
+        for rank in self._ranks:
+            self._send(rank, Start(n_kv_tokens=n_fit))
+        self.peers.join(self._port)
+        return n_fit
+
+    def share(self, batch: Batch) -> None:
+        """Have every rank compute `batch`. Raises EngineLostError when one has ended."""
+        data = pack_batch(batch)
+        for rank in self._ranks:
+            self._send(rank, data)
+
+    def watch(self, lost: Callable[[EngineLostError], None]) -> None:
+        """Call `lost`, in a thread of its own, when a rank ends before `close`."""
+        for rank in self._ranks:
+            watching = threading.Thread(target=self._await_end, args=(rank, lost), daemon=True)
+            watching.start()
+
+    def close(self) -> None:
+        """End all ranks. Those that do not end by themselves in time are killed."""
+        self._is_closing = True
+        for rank in self._ranks:
+            with suppress(BrokenPipeError):  # it has ended already
+                rank.orders.close()
+        for rank in self._ranks:
+            try:
+                rank.process.wait(END_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                rank.process.kill()
+                rank.process.wait()
+            rank.answers.close()
+        self.peers.leave()
+
+    def _loaded(self, rank: _Rank) -> Loaded:
+        data = read_frame(rank.answers)
+        if data is None:
+            raise _ended(rank)
+        return msgspec.msgpack.decode(data, type=Loaded)
+
+    def _send(self, rank: _Rank, value: object) -> None:
+        try:
+            write_frame(rank.orders, value)
+        except (BrokenPipeError, ValueError) as error:  # ValueError: closed by `close`
+            raise _ended(rank) from error
+
+    def _await_end(self, rank: _Rank, lost: Callable[[EngineLostError], None]) -> None:
+        rank.process.wait()
+        if not self._is_closing:
+            lost(_ended(rank))
+
+
+def launch_ranks(
+    *,
+    folder: str,
+    degree: int,
+    device: torch.device,
+    dtype: str,
+    threads: int,
+    cache_mode: CacheMode,
+    mask_id: int,
+    attention: str = "sdpa",
+) -> Ranks:
+    """Start ranks 1 to `degree` - 1, which begin to load. `device` is that of rank 0; the others
+    take the CUDA devices behind it. Raises SettingsError when there are not enough of them.
+    Call it from the main thread: the ranks die with the thread that started them."""
+    _check_devices(device, degree)
+    port = _free_port()
+    ranks = []
+    for number in range(1, degree):
+        spec = RankSpec(
+            rank=number,
+            degree=degree,
+            port=port,
+            folder=folder,
+            device=_device_of(device, number),
+            dtype=dtype,
+            threads=threads,
+            cache_mode=cache_mode,
+            attention=attention,
+            mask_id=mask_id,
+        )
+        ranks.append(_start(spec))
+    return Ranks(GroupPeers(0, degree, torch.device(_device_of(device, 0))), port, ranks)
+
+
+def _start(spec: RankSpec) -> _Rank:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dilaserve_gpu_worker.parallel.follower"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        preexec_fn=die_with_parent(os.getpid()),
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    rank = _Rank(spec.rank, process, process.stdin, process.stdout)
+    write_frame(rank.orders, spec)
+    return rank
+
+
+def _ended(rank: _Rank) -> EngineLostError:
+    try:
+        code: int | None = rank.process.wait(END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        code = None
+    return EngineLostError(
+        f"rank {rank.number} of the tensor-parallel group has ended (exit code {code}); see its "
+        "own words in the log; the instance has to be started again"
+    )
+
+
+def _check_devices(device: torch.device, degree: int) -> None:
+    n_devices = torch.cuda.device_count() - (device.index or 0)
+    if device.type == "cuda" and n_devices < degree:
+        raise SettingsError(
+            f"DILASERVE_TP_DEGREE={degree} needs as many CUDA devices from {device} on, torch sees "
+            f"{n_devices}; lower it, or set DILASERVE_DEVICE"
+        )
+
+
+def _device_of(device: torch.device, rank: int) -> str:
+    return f"cuda:{(device.index or 0) + rank}" if device.type == "cuda" else str(device)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind((LOOPBACK, 0))
+        port: int = listener.getsockname()[1]
+        return port
