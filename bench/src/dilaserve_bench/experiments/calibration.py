@@ -46,10 +46,8 @@ def page(document: Document[Row]) -> Page:
     head = ("policy", "rate", "SLO s", "attainment", "published", "points", "threshold", "p50 s")
     notes = [f"overhead {document.found['overhead']}, seeds {_span(document.seeds)}"]
     for policy, at in document.found["crossed_at"].items():
-        notes.append(
-            f"{policy} crosses {CROSSED:.0%} at {number(at['ours'])} requests a second and GPU "
-            f"(published: {number(at['published']) or 'not within its rates'})"
-        )
+        ours, theirs = (number(at[whose]) or "no rate" for whose in ("ours", "published"))
+        notes.append(f"{policy} falls below {CROSSED:.0%} at {ours} (published: {theirs})")
     notes += _expected_losses(document.rows)
     return Page([Table(head, rows)], notes)
 
