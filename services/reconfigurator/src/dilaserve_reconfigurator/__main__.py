@@ -9,23 +9,31 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import uvloop
 
+from dilaserve.bus import Bus
 from dilaserve.bus.nats import connect_nats
-from dilaserve.errors import DiLaServeError
+from dilaserve.errors import DiLaServeError, SettingsError
 from dilaserve.process import run_while_open
-from dilaserve.settings import load
+from dilaserve.settings import load, variable
 from dilaserve.telemetry import Telemetry
+from dilaserve_reconfigurator.draining import BusDrainer
+from dilaserve_reconfigurator.execution import Patience
+from dilaserve_reconfigurator.executor import Executor
+from dilaserve_reconfigurator.keeper import Keeper
+from dilaserve_reconfigurator.launchers.process import ProcessLauncher, cpu_environ, cuda_environ
 from dilaserve_reconfigurator.members import Members
 from dilaserve_reconfigurator.monitor import Monitor
 from dilaserve_reconfigurator.planner import Planner, PlannerOptions
 from dilaserve_reconfigurator.record import Plans
 from dilaserve_reconfigurator.service import Clocks, Identity, ReconfiguratorService
 from dilaserve_reconfigurator.settings import ReconfiguratorSettings
-from dilaserve_reconfigurator.whatif import parse_nodes
+from dilaserve_reconfigurator.spare import only
+from dilaserve_reconfigurator.whatif import parse_mix, parse_nodes
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -68,20 +76,73 @@ async def _serve(
             on_closed=closed.set,
         )
         stack.push_async_callback(bus.close)
+        members = Members(nodes, settings.model_name)
         service = ReconfiguratorService(
             bus,
             Planner(options, lambda: f"plan-{secrets.token_hex(3)}"),
             Monitor(window_s=settings.plan_window_s, slo_s=settings.slo_ms / 1000),
-            Members(nodes, settings.model_name),
+            members,
             Plans(Path(settings.plans_dir)),
             Identity(service_id, os.getpid(), socket.gethostname()),
             telemetry=telemetry,
             clocks=Clocks(time.monotonic, time.time),
             every_s=settings.plan_every_s,
+            keeper=_keeper(settings, options, nodes, bus, members),
         )
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, service.stop, number.name)
         await run_while_open(service.run(), closed)
+
+
+def _keeper(
+    settings: ReconfiguratorSettings,
+    options: PlannerOptions,
+    nodes: tuple[int, ...],
+    bus: Bus,
+    members: Members,
+) -> Keeper | None:
+    """None unless plans are to be carried out."""
+    if settings.planner_mode == "advise":
+        return None
+    if len(nodes) > 1:
+        raise SettingsError(
+            f"DILASERVE_NODES={settings.nodes!r}: processes are launched on this machine only; "
+            "give one node, or DILASERVE_PLANNER_MODE=advise"
+        )
+
+    async def served_by(name: str) -> None:
+        while members.id_of(time.monotonic(), name) is None:  # noqa: ASYNC110  # heard elsewhere
+            await asyncio.sleep(0.05)
+
+    folder = Path(settings.instances_dir)
+    environ_of = cpu_environ if settings.worker_device == "cpu" else cuda_environ
+    executor = Executor(
+        ProcessLauncher(
+            folder,
+            [sys.executable, "-m", "dilaserve_gpu_worker"],
+            environ=_worker_environ(os.environ),
+            environ_of=environ_of,
+        ),
+        BusDrainer(
+            bus,
+            lambda name: members.id_of(time.monotonic(), name),
+            timeout_s=settings.drain_timeout_s,
+        ),
+        served_by=served_by,
+        new_name=lambda: f"tp-{secrets.token_hex(3)}",
+        clock=time.monotonic,
+        patience=Patience(drain_s=settings.drain_timeout_s, launch_s=settings.launch_timeout_s),
+    )
+    smallest = only(nodes, options.degrees, options.degrees[0])
+    initial = parse_mix(settings.initial_mix, options.degrees) if settings.initial_mix else smallest
+    return Keeper(executor, nodes, folder, initial)
+
+
+def _worker_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """Ours, but for what is only ours; each worker has a metrics port of its own."""
+    ours = {variable("crash_at"), variable("metrics_port")}
+    kept = {name: value for name, value in environ.items() if name not in ours}
+    return {**kept, variable("metrics_port"): "0"}
 
 
 if __name__ == "__main__":

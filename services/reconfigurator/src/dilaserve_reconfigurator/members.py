@@ -37,6 +37,13 @@ class Members:
         """It said goodbye."""
         self._heard.pop(instance_id, None)
 
+    def id_of(self, now: float, name: str) -> str | None:
+        """The instance id of a worker that is alive."""
+        for at_s, info in self._heard.values():
+            if info.name == name and now - at_s < DEAD_AFTER_S:
+                return info.instance_id
+        return None
+
     def cluster(self, now: float) -> Cluster | Missing:
         """Who is alive, and where; or why that makes no cluster."""
         self._heard = {

@@ -1,4 +1,4 @@
-"""The planner on the bus, in advisory mode: it watches the workload and proposes, no more.
+"""The planner on the bus: it watches the workload and proposes; with a keeper it also carries out.
 
 Arrivals are the submissions that the gateway sends to the scheduler, overheard: so those that the
 scheduler refuses, or does not even receive, count as well.
@@ -25,8 +25,9 @@ from dilaserve.messages import (
     decode_worker_event,
     encode,
 )
-from dilaserve.plan_messages import PlannedMix, PlanProposed
+from dilaserve.plan_messages import PlanApplied, PlannedMix, PlanProposed
 from dilaserve.telemetry import Telemetry
+from dilaserve_reconfigurator.keeper import Keeper
 from dilaserve_reconfigurator.members import Members
 from dilaserve_reconfigurator.monitor import Missing, Monitor
 from dilaserve_reconfigurator.observe import PlannerMetrics
@@ -34,6 +35,12 @@ from dilaserve_reconfigurator.planner import Cluster, Planner
 from dilaserve_reconfigurator.record import Mix, PlanRecord, Plans, mix_text
 
 __all__ = ["Clocks", "Identity", "ReconfiguratorService"]
+
+KEEP_EVERY_S = 1.0
+"""How often it is looked whether all instances run that are wanted."""
+
+RETRY_S = 30.0
+"""After a launch that failed however often it was tried."""
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +77,9 @@ class ReconfiguratorService:
         telemetry: Telemetry,
         clocks: Clocks,
         every_s: float,
+        keeper: Keeper | None = None,
     ) -> None:
+        """`keeper`: None only proposes."""
         self._bus = bus
         self._planner = planner
         self._monitor = monitor
@@ -81,6 +90,8 @@ class ReconfiguratorService:
         self._metrics = PlannerMetrics(telemetry)
         self._clocks = clocks
         self._every_s = every_s
+        self._keeper = keeper
+        self._keep_from_s = 0.0
         self._stopped = asyncio.Event()
 
     async def run(self) -> None:
@@ -91,11 +102,24 @@ class ReconfiguratorService:
             await self._bus.serve(self._card(), []),
         ]
         try:
-            while not await self._stops_within(self._every_s):
-                await self.propose()
+            await self._work()
         finally:
             for subscription in listening:
                 await subscription.unsubscribe()
+
+    async def _work(self) -> None:
+        """Look after the instances all the time, and plan every so often."""
+        due_s = self._clocks.monotonic() + self._every_s
+        look_s = self._every_s if self._keeper is None else KEEP_EVERY_S
+        await self._keep()
+        while not await self._stops_within(min(look_s, self._every_s)):
+            await self._keep()
+            if self._clocks.monotonic() < due_s and self._keeper is not None:
+                continue
+            due_s = self._clocks.monotonic() + self._every_s
+            record = await self.propose()
+            if record is not None and record.verdict == "change":
+                await self._apply(record)
 
     def stop(self, reason: str) -> None:
         """End `run` soon."""
@@ -105,7 +129,10 @@ class ReconfiguratorService:
     async def propose(self) -> PlanRecord | None:
         """Make one plan, keep it, and tell everyone. None if none could be made."""
         now = self._clocks.monotonic()
-        workload, cluster = self._monitor.workload(now), self._members.cluster(now)
+        workload = self._monitor.workload(now)
+        cluster = (
+            self._members.cluster(now) if self._keeper is None else await self._keeper.cluster()
+        )
         if isinstance(cluster, Missing):
             workload, cluster = cluster, Cluster((), ())
         try:
@@ -122,6 +149,36 @@ class ReconfiguratorService:
         await self._tell(record)
         return record
 
+    async def _keep(self) -> None:
+        if self._keeper is None or self._clocks.monotonic() < self._keep_from_s:
+            return
+        try:
+            report = await self._keeper.keep()
+        except (DiLaServeError, OSError) as error:
+            log.warning("the instances stay as they are: %s", error)
+            report = None
+        if report is not None and report.phase == "given_up":
+            self._keep_from_s = self._clocks.monotonic() + RETRY_S
+
+    async def _apply(self, record: PlanRecord) -> None:
+        if self._keeper is None:
+            return
+        try:
+            report = await self._keeper.change_to(record.target.counts)
+            reason = "" if report is None else report.reason
+        except (DiLaServeError, OSError) as error:
+            reason = str(error)
+            log.warning("%s was not carried out: %s", record.plan_id, error)
+        if not reason:
+            self._planner.changed(self._clocks.wall(), record)
+        counts = (await self._keeper.cluster()).counts(())
+        applied = PlanApplied(
+            plan_id=record.plan_id,
+            counts={str(degree): n for degree, n in counts.items()},
+            reason=reason,
+        )
+        await self._publish(subjects.PLAN_APPLIED, applied)
+
     async def _tell(self, record: PlanRecord) -> None:
         message = PlanProposed(
             plan_id=record.plan_id,
@@ -130,10 +187,13 @@ class ReconfiguratorService:
             present=_planned(record.present),
             target=_planned(record.target),
         )
+        await self._publish(subjects.PLAN_PROPOSED, message)
+
+    async def _publish(self, subject: str, message: PlanProposed | PlanApplied) -> None:
         try:
-            await self._bus.publish(subjects.PLAN_PROPOSED, encode(message))
+            await self._bus.publish(subject, encode(message))
         except BusUnavailableError as error:
-            log.warning("%s was proposed to nobody: %s", record.plan_id, error)
+            log.warning("nobody was told of %s: %s", message.plan_id, error)
 
     # --- what happens --------------------------------------------------------------------------
 
@@ -179,7 +239,7 @@ class ReconfiguratorService:
         return ServiceCard(
             name="reconfigurator",
             version=__version__,
-            description="Proposes which TP degrees the cluster should be made of",
+            description="Plans which TP degrees the cluster is made of",
             metadata={
                 "id": self._identity.service_id,
                 "pid": str(self._identity.pid),

@@ -41,6 +41,20 @@ class ReconfiguratorSettings(CommonSettings, frozen=True, kw_only=True):
     plans_dir: Annotated[str, "folder of the plans made, for `dilaserve plan explain`"] = (
         ".dilaserve/plans"
     )
+    planner_mode: Annotated[
+        Literal["advise", "apply"], "apply also launches and ends the workers, on this machine"
+    ] = "advise"
+    initial_mix: Annotated[
+        str, "workers to begin with when applying, as in 8xtp1; empty: the smallest degree alone"
+    ] = ""
+    worker_device: Annotated[
+        Literal["cuda", "cpu"], "what workers run on that are launched: GPUs, or CPU cores"
+    ] = "cuda"
+    instances_dir: Annotated[str, "folder of what was launched"] = ".dilaserve/instances"
+    drain_timeout_s: Annotated[float, "how long an instance may take to get empty", POSITIVE] = 60.0
+    launch_timeout_s: Annotated[
+        float, "how long a worker may take from its launch until it serves", POSITIVE
+    ] = 300.0
     start_timeout_s: Annotated[float, "how long to wait for NATS at the start", NOT_NEGATIVE] = 30.0
 
     def options(self) -> PlannerOptions:
