@@ -72,6 +72,16 @@ def test_a_recording_agrees_with_its_replay(model: Model, cache_mode: CacheMode)
     assert report.unverifiable == []
 
 
+@pytest.mark.parametrize("cache_mode", ["none", "prefix", "dual"])
+def test_a_recording_of_dream_agrees_with_its_replay(
+    random_dream: Model, cache_mode: CacheMode
+) -> None:
+    steps = record(random_dream, cache_mode)
+    report = replay(random_dream, steps, cache_mode)
+    assert report.agrees
+    assert report.n_verified == len(steps)
+
+
 def test_a_request_that_is_not_done_agrees_too(model: Model) -> None:
     report = replay(model, record(model)[:4])
     assert report.agrees

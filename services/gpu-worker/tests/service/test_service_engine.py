@@ -29,8 +29,10 @@ REQUESTS = {
 }
 
 
-@pytest.fixture(params=["dual", "prefix", "none"])
-def make_engine(request, model):
+@pytest.fixture(params=["dual", "prefix", "none", "dream"])
+def make_engine(request, model, random_dream):
+    if request.param == "dream":
+        return lambda: build(random_dream, "dual")
     return lambda: build(model, request.param)
 
 
