@@ -19,7 +19,7 @@ from dilaserve_bench.live.passes import SeenPass, watching_passes
 from dilaserve_bench.twin.tiny import TinyProblems
 from dilaserve_bench.twin.workload import Arrival, RequestClass, Workload, poisson
 
-__all__ = ["SLO_S", "InterruptedTrialError", "Plan", "Trace", "run_trial"]
+__all__ = ["SLO_S", "InterruptedTrialError", "Plan", "Trace", "Trial", "run_trial"]
 
 SLO_S = 2.0
 PATH = "/v1/completions"
@@ -71,6 +71,66 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         return (last - first) / (ends[last] - ends[first])
 
 
+class Trial:
+    """Drives one trace after the other, each with arrivals of its own. `passes`: those that are
+    seen, as they come."""
+
+    def __init__(
+        self,
+        url: str,
+        problems: TinyProblems,
+        model_name: str,
+        passes: list[SeenPass],
+        *,
+        seed: int,
+        say: Callable[[str], None],
+        interrupted: Callable[[], bool],
+    ) -> None:
+        self.traces: list[Trace] = []
+        self._url = url
+        self._problems = problems
+        self._model_name = model_name
+        self._passes = passes
+        self._seed = seed
+        self._say = say
+        self._interrupted = interrupted
+        self._begin = time.perf_counter()
+
+    async def run(self, plan: Plan) -> None:
+        """All traces of a plan. Raises InterruptedTrialError."""
+        await self._drive("warm-up", BURST_RATE, plan.n_burst // 4)
+        capacity = (await self._drive("burst", BURST_RATE, plan.n_burst)).throughput
+        for test_load in (*plan.test_loads, None):
+            for load in plan.fit_loads:
+                await self._drive("fit", load * capacity, plan.n_fit)
+            if test_load is not None:
+                await self._drive("test", test_load * capacity, plan.n_test)
+
+    async def _drive(self, role: Role, rate: float, n: int) -> Trace:
+        if self._interrupted():
+            raise InterruptedTrialError
+        self._say(f"{role}: {n} requests at {rate:.1f} a second")
+        workload = _workload(self._problems, rate, n, self._seed + len(self.traces))
+        body = _body(self._problems, self._model_name)
+        self._passes.clear()
+        meter = CoreMeter(os.sched_getaffinity(0))
+        start_s = time.perf_counter() - self._begin
+        answers = await drive(self._url, workload, body, path=PATH)
+        busy = meter.busy()
+        await asyncio.sleep(PAUSE_S)
+        trace = Trace(
+            role=role,
+            rate=rate,
+            start_s=start_s,
+            workload=list(workload),
+            answers=answers,
+            passes=list(self._passes),
+            busy=busy,
+        )
+        self.traces.append(trace)
+        return trace
+
+
 async def run_trial(
     stack: Stack,
     problems: TinyProblems,
@@ -80,49 +140,23 @@ async def run_trial(
     say: Callable[[str], None],
     interrupted: Callable[[], bool],
 ) -> list[Trace]:
-    """Every trace has arrivals of its own; one begins when the other has ended. Raises
-    InterruptedTrialError."""
+    """The traces of one trial. Raises InterruptedTrialError."""
     bus = await connect_nats(stack.endpoints.nats_url, name="bench")
-    traces: list[Trace] = []
-    begin = time.perf_counter()
     try:
         async with watching_passes(bus) as passes:
-
-            async def drive_one(role: Role, rate: float, n: int) -> Trace:
-                if interrupted():
-                    raise InterruptedTrialError
-                say(f"{role}: {n} requests at {rate:.1f} a second")
-                workload = _workload(problems, rate, n, plan.seed + len(traces))
-                passes.clear()
-                start_s = time.perf_counter() - begin
-                meter = CoreMeter(os.sched_getaffinity(0))
-                answers = await drive(
-                    stack.endpoints.gateway_url, workload, _body(problems, model_name), path=PATH
-                )
-                busy = meter.busy()
-                await asyncio.sleep(PAUSE_S)
-                trace = Trace(
-                    role=role,
-                    rate=rate,
-                    start_s=start_s,
-                    workload=list(workload),
-                    answers=answers,
-                    passes=list(passes),
-                    busy=busy,
-                )
-                traces.append(trace)
-                return trace
-
-            await drive_one("warm-up", BURST_RATE, plan.n_burst // 4)
-            capacity = (await drive_one("burst", BURST_RATE, plan.n_burst)).throughput
-            for test_load in (*plan.test_loads, None):
-                for load in plan.fit_loads:
-                    await drive_one("fit", load * capacity, plan.n_fit)
-                if test_load is not None:
-                    await drive_one("test", test_load * capacity, plan.n_test)
+            trial = Trial(
+                stack.endpoints.gateway_url,
+                problems,
+                model_name,
+                passes,
+                seed=plan.seed,
+                say=say,
+                interrupted=interrupted,
+            )
+            await trial.run(plan)
     finally:
         await bus.close()
-    return traces
+    return trial.traces
 
 
 def _workload(problems: TinyProblems, rate: float, n: int, seed: int) -> Workload:
