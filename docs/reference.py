@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from importlib.metadata import entry_points
 from types import UnionType
 from typing import get_args
@@ -55,7 +56,8 @@ def reference() -> str:
 def commands() -> str:
     """Every command of the CLI with its options."""
     entries = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
-    return "\n\n".join(["## Commands", *(_command(load_command(entry)) for entry in entries)])
+    found = (command for entry in entries for command in _parts(load_command(entry), ""))
+    return "\n\n".join(["## Commands", *(_command(name, command) for name, command in found)])
 
 
 def settings() -> str:
@@ -149,14 +151,24 @@ def crash_points() -> str:
     )
 
 
-def _command(command: object) -> str:
-    assert isinstance(command, typer.core.TyperCommand)
+def _parts(command: object, above: str) -> Iterator[tuple[str, typer.core.TyperCommand]]:
+    """A command, or those of a group, with their full names."""
+    assert isinstance(command, typer.core.TyperCommand | typer.core.TyperGroup)
+    name = f"{above} {command.name}".strip()
+    if isinstance(command, typer.core.TyperCommand):
+        yield name, command
+        return
+    for part in command.commands.values():
+        yield from _parts(part, name)
+
+
+def _command(name: str, command: typer.core.TyperCommand) -> str:
     parameters = [
         (code(_declaration(parameter)), _default(parameter.default), parameter.help or "")
         for parameter in command.params
         if isinstance(parameter, typer.core.TyperOption | typer.core.TyperArgument)
     ]
-    text = f"### `dilaserve {command.name}`\n\n{first_line(command.help)}"
+    text = f"### `dilaserve {name}`\n\n{first_line(command.help)}"
     return f"{text}\n\n{table(('', 'default', ''), parameters)}" if parameters else text
 
 

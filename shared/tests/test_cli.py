@@ -33,16 +33,24 @@ def quick(n: int) -> None:
     """Prints a number."""
     typer.echo(n + 1)
 '''
+GROUP_MODULE = '''
+"""Two commands in one."""
+raise RuntimeError("imported")
+
+both = object()
+'''
 
 
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:
     (tmp_path / "cli_test_slow.py").write_text(SLOW_MODULE)
     (tmp_path / "cli_test_quick.py").write_text(QUICK_MODULE)
+    (tmp_path / "cli_test_group.py").write_text(GROUP_MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     return [
         EntryPoint("slow", "cli_test_slow:slow", GROUP),
         EntryPoint("quick", "cli_test_quick:quick", GROUP),
+        EntryPoint("both", "cli_test_group:both", GROUP),
         EntryPoint("gone", "cli_test_no_such_module:gone", GROUP),
     ]
 
@@ -61,6 +69,7 @@ def test_help_imports_no_command(
     assert invoke(commands, "--help") == 0
     output = capsys.readouterr().out
     assert "slow   Does something slow." in output
+    assert "both   Two commands in one." in output
     assert "gone" in output
 
 

@@ -86,14 +86,18 @@ def _root(
 
 
 def _help_line(entry: EntryPoint) -> str:
-    """The first line of the docstring of an entry point's target; empty if it cannot be read."""
+    """The first line of the docstring of an entry point's target, or for a group of commands, of
+    its module; empty if it cannot be read."""
     source = _source(entry.module)
     if source is None:
         return ""
-    for node in ast.parse(source.read_bytes()).body:
-        if isinstance(node, ast.FunctionDef) and node.name == entry.attr:
-            return (ast.get_docstring(node) or "").partition("\n")[0]
-    return ""
+    module = ast.parse(source.read_bytes())
+    targets: list[ast.FunctionDef | ast.Module] = [
+        node
+        for node in module.body
+        if isinstance(node, ast.FunctionDef) and node.name == entry.attr
+    ]
+    return (ast.get_docstring((targets or [module])[0]) or "").partition("\n")[0]
 
 
 def _source(module: str) -> Path | None:

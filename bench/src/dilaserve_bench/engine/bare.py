@@ -1,0 +1,74 @@
+"""The matrix products and the attention of a pass, and nothing else: what an engine costs beyond
+them is its own. Shape letters: dilaserve_gpu_worker.models.model.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from dilaserve_gpu_worker.attention import Run
+from dilaserve_gpu_worker.engine.batch import Batch
+from dilaserve_gpu_worker.models.model import Model
+
+__all__ = ["BareProducts"]
+
+GAIN = 0.02
+"""Of the random weights: values stay ordinary numbers."""
+
+
+class BareProducts:
+    """Weights of a model's shapes, in its type and on its device, shared by no layer."""
+
+    def __init__(self, model: Model) -> None:
+        config = model.config
+        self._config = config
+        self.shift = config.logit_shift
+        """Of the model's batches."""
+        self._device, self._dtype = model.device, model.dtype
+        d, f = config.d_model, config.d_ff
+        n_q, n_kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+        shapes = [(n_q + 2 * n_kv, d), (d, n_q), (2 * f, d), (d, f)]
+        self._layers = [[self._random(*shape) for shape in shapes] for _ in range(config.n_layers)]
+        self._head_VD = self._random(config.vocab_size, d)
+        self._scratch = self._random(1)
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> None:
+        """Those of one pass, on inputs that lie ready in one piece."""
+        n, config = len(batch.tokens_T), self._config
+        x_TD, o_TX, ff_TF = self._inputs(
+            (n, config.d_model), (n, config.n_heads * config.head_dim), (n, config.d_ff)
+        )
+        for qkv_XD, attn_out_DX, gate_up_YD, down_DF in self._layers:
+            F.linear(x_TD, qkv_XD)
+            for run in batch.runs:
+                self._attend(run)
+            F.linear(o_TX, attn_out_DX)
+            F.linear(x_TD, gate_up_YD)
+            F.linear(ff_TF, down_DF)
+        for n_rows in (len(batch.logit_rows_M), len(batch.outlook_rows_K)):
+            F.linear(self._inputs((n_rows, config.d_model))[0], self._head_VD)
+
+    def _attend(self, run: Run) -> None:
+        config = self._config
+        queries = (run.n_rows, config.n_heads, run.n_queries, config.head_dim)
+        keys = (run.n_rows, config.n_kv_heads, run.n_keys, config.head_dim)
+        q_BHQA, k_BGKA, v_BGKA = self._inputs(queries, keys, keys)
+        F.scaled_dot_product_attention(
+            q_BHQA, k_BGKA, v_BGKA, enable_gqa=config.n_heads != config.n_kv_heads
+        )
+
+    def _inputs(self, *shapes: tuple[int, ...]) -> list[Tensor]:
+        """One piece of memory after the other."""
+        sizes = [math.prod(shape) for shape in shapes]
+        if sum(sizes) > len(self._scratch):
+            self._scratch = self._random(sum(sizes))
+        pieces = self._scratch[: sum(sizes)].split(sizes)
+        return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+
+    def _random(self, *shape: int) -> Tensor:
+        return GAIN * torch.randn(shape, device=self._device, dtype=self._dtype)

@@ -1,0 +1,142 @@
+"""`dilaserve bench engine`: the bare engine's throughput, its parts, and how batches are fed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from dilaserve.messages import CacheMode
+from dilaserve.model_folder import find_model
+
+if TYPE_CHECKING:
+    from dilaserve_bench.engine.batching import Batching
+    from dilaserve_bench.engine.feed import Work
+    from dilaserve_bench.engine.shares import EngineRow, Left
+    from dilaserve_gpu_worker.engine.engine import Engine
+    from dilaserve_gpu_worker.models.model import Model
+
+__all__ = ["engine"]
+
+BATCH = 16
+"""Requests at a time when batches are compared."""
+PAGE = 32
+
+Modes = Annotated[str, typer.Option(help="Cache modes.")]
+Concurrency = Annotated[str, typer.Option(help="Requests at a time.")]
+Prompt = Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")]
+Output = Annotated[int, typer.Option(min=32, help="Tokens of an output.")]
+Mixed = Annotated[str, typer.Option(help="Outputs when batches are compared; empty: leave it.")]
+Requests = Annotated[int, typer.Option(min=1, help="Requests when batches are compared.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def engine(
+    model: Annotated[Path | None, typer.Option(help="Default: the bundled one.")] = None,
+    modes: Modes = "none,prefix,dual",
+    concurrency: Concurrency = "1,4,16",
+    prompt: Prompt = 96,
+    output: Output = 96,
+    threshold: Annotated[float, typer.Option(help="Confidence threshold.")] = 0.9,
+    passes: Annotated[int, typer.Option(min=1, help="Passes in a round.")] = 20,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each kind.")] = 5,
+    mixed: Mixed = "32,256,64,32,128,96,32,64",
+    requests: Requests = 64,
+    threads: Annotated[int, typer.Option(min=1, help="Torch threads.")] = 1,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Throughput of the bare engine against its matrix products and attention alone."""
+    import torch
+
+    from dilaserve_bench.engine.feed import Work
+    from dilaserve_gpu_worker.device import choose_device, choose_dtype
+    from dilaserve_gpu_worker.weights import load_model
+
+    torch.set_num_threads(threads)
+    folder = find_model(model, os.environ)
+    loaded = load_model(folder, device=choose_device(device), dtype=choose_dtype(dtype))
+    work = Work(loaded.config.vocab_size, prompt, (output,), threshold)
+    rows, left = [], {}
+    for mode in msgspec.convert(modes.split(","), list[CacheMode]):
+        for n in map(int, concurrency.split(",")):
+            sys.stderr.write(f"{mode}, {n} at a time\n")
+            row, its_left = _row(loaded, work, mode, n, passes, rounds)
+            rows.append(row)
+            left[f"{mode} {n}"] = its_left
+    batching = None
+    if mixed:
+        sys.stderr.write("continuous and static batches\n")
+        outputs = tuple(map(int, mixed.split(",")))
+        longer = Work(loaded.config.vocab_size, prompt, outputs, threshold)
+        batching = _batching(loaded, longer, requests, rounds)
+    if as_json:
+        found = {"model": folder.name, "device": str(loaded.device), "threads": threads}
+        _print_json({**found, "rows": rows, "batching": batching, "left": left})
+    else:
+        typer.echo("\n".join(_lines(rows, left, batching)))
+
+
+def _row(
+    model: Model, work: Work, mode: CacheMode, concurrency: int, n_passes: int, n_rounds: int
+) -> tuple[EngineRow, list[Left]]:
+    from dilaserve_bench.engine.feed import Feed, requests_of
+    from dilaserve_bench.engine.shares import measure_row
+
+    engine = _engine(model, work, mode, concurrency)
+    feed = Feed(engine, requests_of(work), concurrency)
+    name = mode, concurrency
+    return measure_row(model, engine, feed, name=name, n_passes=n_passes, n_rounds=n_rounds)
+
+
+def _batching(model: Model, work: Work, n_requests: int, n_rounds: int) -> Batching:
+    from dilaserve_bench.engine.batching import measure_batching
+
+    engine = _engine(model, work, "dual", BATCH)
+    return measure_batching(
+        engine, work, concurrency=BATCH, n_requests=n_requests, n_rounds=n_rounds
+    )
+
+
+def _engine(model: Model, work: Work, mode: CacheMode, concurrency: int) -> Engine:
+    """With room for all requests at once."""
+    from dilaserve_gpu_worker.engine.engine import Engine as BareEngine
+
+    return BareEngine(
+        model,
+        cache_mode=mode,
+        n_kv_tokens=concurrency * (work.longest + PAGE),
+        max_batch_tokens=concurrency * work.longest,
+    )
+
+
+def _print_json(found: dict[str, Any]) -> None:
+    typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
+
+
+def _lines(
+    rows: list[EngineRow], left: dict[str, list[Left]], batching: Batching | None
+) -> Iterator[str]:
+    yield "mode    at a time  tokens/s  step ms  outside forward  outside kernels  of bare"
+    for row in rows:
+        yield (
+            f"{row.mode:6}  {row.concurrency:9}  {row.tokens_per_s:8.0f}  {row.step_ms:7.2f}  "
+            f"{row.outside_forward:15.3f}  {row.outside_kernels:15.3f}  {row.of_bare:7.3f}"
+        )
+    for name, parts in left.items():
+        shares = [f"{part.operator} {100 * part.share:.1f} %" for part in parts[:6]]
+        yield f"outside kernels, {name}: {', '.join(shares)}"
+    if batching is not None:
+        yield (
+            f"{batching.concurrency} at a time, mixed lengths: continuous "
+            f"{batching.continuous:.0f} tokens/s, {batching.over_static:.2f} x static, "
+            f"{batching.over_padded:.2f} x static and padded"
+        )

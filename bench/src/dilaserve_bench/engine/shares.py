@@ -1,0 +1,151 @@
+"""What the passes of a bare engine take, part by part, and beside them the bare products."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from dilaserve_bench.engine.bare import BareProducts
+from dilaserve_bench.engine.feed import Feed
+from dilaserve_gpu_worker.engine.batch import build_batch
+from dilaserve_gpu_worker.engine.engine import Engine, Plan
+from dilaserve_gpu_worker.models.model import Model
+
+__all__ = ["KERNELS", "EngineRow", "Left", "measure_row", "profile_left"]
+
+KERNELS = ("::mm", "::addmm", "::bmm", "::linear", "::mkldnn_linear", "scaled_dot_product")
+"""Operators of matrix products and attention, by the ends or parts of their names."""
+N_LEFT = 12
+
+
+class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Medians over rounds of passes. Shares are those of a step: plan, forward and unmask."""
+
+    mode: str
+    concurrency: int
+    tokens_per_s: float
+    """Unmasked."""
+    step_ms: float
+    outside_forward: float
+    outside_kernels: float
+    """Not in matrix products or attention, by torch's profiler, whose own cost is in it."""
+    of_bare: float
+    """Throughput by that of the bare products at the same shapes."""
+
+
+class Left(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the time of a step goes that is in no matrix product and no attention."""
+
+    operator: str
+    share: float
+    calls: float
+    """A step."""
+
+
+@dataclass(slots=True)
+class _Round:
+    step_s: float = 0.0
+    forward_s: float = 0.0
+    bare_s: float = 0.0
+    n_tokens: int = 0
+
+
+def measure_row(
+    model: Model, engine: Engine, feed: Feed, *, name: tuple[str, int], n_passes: int, n_rounds: int
+) -> tuple[EngineRow, list[Left]]:
+    """Rounds of `n_passes` each, after one to warm up; every pass is followed by the bare
+    products at its shapes, so that both see the same machine. `name`: mode and concurrency."""
+    bare = BareProducts(model)
+    wait = _waiter(model.device)
+    _round(engine, feed, bare, n_passes, wait)
+    rounds = [_round(engine, feed, bare, n_passes, wait) for _ in range(n_rounds)]
+    left = profile_left(engine, feed, n_passes, model.device)
+    row = EngineRow(
+        mode=name[0],
+        concurrency=name[1],
+        tokens_per_s=_median(rounds, lambda r: r.n_tokens / r.step_s),
+        step_ms=_median(rounds, lambda r: 1000 * r.step_s / n_passes),
+        outside_forward=_median(rounds, lambda r: 1 - r.forward_s / r.step_s),
+        outside_kernels=sum(each.share for each in left),
+        of_bare=_median(rounds, lambda r: r.bare_s / r.step_s),
+    )
+    return row, left[:N_LEFT]
+
+
+def profile_left(engine: Engine, feed: Feed, n_passes: int, device: torch.device) -> list[Left]:
+    """All that is no kernel, most expensive first; what no operator accounts for is `host`."""
+    on_gpu = device.type == "cuda"
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_gpu else [])
+    feed.fill()
+    with profile(activities=activities) as profiler:
+        start = time.perf_counter()
+        for _ in range(n_passes):
+            output = engine.step()
+            assert output is not None
+            feed.drop_finished(output)
+            feed.fill()
+        wall_us = 1e6 * (time.perf_counter() - start)
+    seen = {
+        event.key: (event.self_device_time_total if on_gpu else event.self_cpu_time_total, event)
+        for event in profiler.key_averages()
+    }
+    other = {name: value for name, value in seen.items() if not _is_kernel(name)}
+    left = [
+        Left(operator=name, share=micros / wall_us, calls=event.count / n_passes)
+        for name, (micros, event) in other.items()
+    ]
+    host = 1 - sum(micros for micros, _ in seen.values()) / wall_us
+    left.append(Left(operator="host", share=max(host, 0.0), calls=1.0))
+    return sorted(left, key=lambda each: -each.share)
+
+
+def _round(
+    engine: Engine, feed: Feed, bare: BareProducts, n_passes: int, wait: Callable[[], None]
+) -> _Round:
+    taken = _Round()
+    for _ in range(n_passes):
+        feed.fill()
+        plan = _pass(engine, feed, taken, wait)
+        batch = build_batch(plan.rows, bare.shift)
+        start = time.perf_counter()
+        bare.run(batch)
+        wait()
+        taken.bare_s += time.perf_counter() - start
+    return taken
+
+
+def _pass(engine: Engine, feed: Feed, taken: _Round, wait: Callable[[], None]) -> Plan:
+    start = time.perf_counter()
+    plan = engine.plan()
+    assert plan is not None
+    planned = time.perf_counter()
+    scores = engine.forward(plan)
+    wait()
+    computed = time.perf_counter()
+    output = engine.unmask(plan, scores)
+    taken.step_s += time.perf_counter() - start
+    taken.forward_s += computed - planned
+    taken.n_tokens += sum(len(step.positions) for step in output.steps)
+    feed.drop_finished(output)
+    return plan
+
+
+def _is_kernel(name: str) -> bool:
+    return any(name.endswith(k) or (k == KERNELS[-1] and k in name) for k in KERNELS)
+
+
+def _waiter(device: torch.device) -> Callable[[], None]:
+    """Waits until the device has done what it was told."""
+    if device.type == "cuda":
+        return lambda: torch.cuda.synchronize(device)
+    return lambda: None
+
+
+def _median(rounds: Sequence[_Round], value: Callable[[_Round], float]) -> float:
+    return statistics.median(value(each) for each in rounds)

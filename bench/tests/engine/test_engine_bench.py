@@ -1,0 +1,117 @@
+"""`dilaserve bench engine`: what is fed, and that the bare products are those of the pass."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from typer.testing import CliRunner
+
+from dilaserve.messages import CacheMode
+from dilaserve_bench.command import bench
+from dilaserve_bench.engine.bare import BareProducts
+from dilaserve_bench.engine.batching import measure_batching
+from dilaserve_bench.engine.feed import Feed, Work, requests_of
+from dilaserve_gpu_worker.engine.batch import build_batch
+from dilaserve_gpu_worker.engine.engine import Engine
+from dilaserve_gpu_worker.models.model import Model
+from dilaserve_gpu_worker.weights import load_model
+
+TINY = Path(__file__).parents[3] / "models" / "tiny"
+WORK = Work(vocab_size=100, n_prompt=20, outputs=(32, 64), threshold=0.5)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    torch.set_num_threads(1)
+    return load_model(TINY)
+
+
+def new_engine(model: Model, cache_mode: CacheMode = "dual") -> Engine:
+    return Engine(model, cache_mode=cache_mode, n_kv_tokens=1024, max_batch_tokens=1024)
+
+
+class Products(TorchDispatchMode):
+    """Counts matrix products and attentions by the shapes of their arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[tuple[str, tuple[Any, ...]]] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in ("linear", "mm", "addmm", "bmm") or "scaled_dot_product" in name:
+            shapes = [tuple(a.shape) for a in args if isinstance(a, torch.Tensor)]
+            self.seen[name, tuple(shapes)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("cache_mode", ["none", "prefix", "dual"])
+def test_bare_products_are_those_of_the_pass(model: Model, cache_mode: CacheMode) -> None:
+    engine, bare = new_engine(model, cache_mode), BareProducts(model)
+    feed = Feed(engine, requests_of(WORK), 3)
+    kinds: set[str] = set()
+    while len(kinds) < (1 if cache_mode == "none" else 2):
+        feed.fill()
+        plan = engine.plan()
+        assert plan is not None
+        kinds |= {row.kind for row in plan.rows}
+        with Products() as wanted:
+            scores = engine.forward(plan)
+        with Products() as found:
+            bare.run(build_batch(plan.rows, bare.shift))
+        assert wanted.seen.total() >= 5 * model.config.n_layers
+        assert found.seen == wanted.seen
+        feed.drop_finished(engine.unmask(plan, scores))
+
+
+@pytest.mark.parametrize("is_continuous", [True, False])
+def test_feed_keeps_so_many_at_work(model: Model, is_continuous: bool) -> None:
+    engine = new_engine(model)
+    feed = Feed(engine, islice(requests_of(WORK), 7), 3, is_continuous=is_continuous)
+    ended: list[str] = []
+    batches: list[int] = []
+    while feed.fill():
+        output = engine.step()
+        assert output is not None
+        batches.append(len(output.steps))
+        ended += feed.drop_finished(output)
+    assert sorted(ended) == [str(number) for number in range(7)]
+    assert max(batches) == 3
+    rises = sum(later > earlier for earlier, later in pairwise(batches))
+    assert rises == (0 if is_continuous else 1)  # 3 + 3 + 1 requests: 3, falling, 3, falling to 1
+    assert engine.n_free_kv_tokens == 1024
+
+
+def test_batching_compares_the_same_requests(model: Model) -> None:
+    found = measure_batching(new_engine(model), WORK, concurrency=2, n_requests=4, n_rounds=1)
+    assert found.over_static == pytest.approx(found.continuous / found.static)
+    assert found.over_padded == pytest.approx(found.continuous / found.padded)
+    assert found.n_requests == 4
+
+
+def test_command_prints_rows_and_what_is_left() -> None:
+    options = ["--modes", "none,dual", "--concurrency", "1,2", "--passes", "2", "--rounds", "1"]
+    options += ["--output", "32", "--mixed", "32,64", "--requests", "3", "--json"]
+    result = CliRunner().invoke(bench, ["engine", "--model", str(TINY), *options])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert [(row["mode"], row["concurrency"]) for row in found["rows"]] == [
+        ("none", 1), ("none", 2), ("dual", 1), ("dual", 2)
+    ]  # fmt: skip
+    for row in found["rows"]:
+        assert set(row) == {
+            "mode", "concurrency", "tokens_per_s", "step_ms", "outside_forward",
+            "outside_kernels", "of_bare",
+        }  # fmt: skip
+        assert 0 < row["outside_forward"] < 1
+        assert 0 < row["outside_kernels"] < 1
+        assert row["of_bare"] > 0
+    assert {part["operator"] for part in found["left"]["dual 2"]} > {"host", "aten::mul"}
+    assert found["batching"]["continuous"] > 0
