@@ -22,11 +22,11 @@ from dilaserve_predictor.model import FEWEST_STEPS, Error, ModelInfo, PredictorE
 __all__ = ["N_FOLDS", "n_fits", "train", "without_confidences"]
 
 N_FOLDS = 5
-N_TREES = 50
+N_TREES = 100
 UPPER_QUANTILE = 0.8
 SEED = 42
 TREES: dict[str, Any] = {
-    "learning_rate": 0.15,
+    "learning_rate": 0.1,
     "num_leaves": 31,
     "min_data_in_leaf": 20,
     "num_threads": 1,
