@@ -143,6 +143,11 @@ class ClusterLoad:
         return float(work[0, 0]) * self._n_rows
 
     @property
+    def is_free(self) -> bool:
+        """Whether everybody may use the highest threshold."""
+        return self._lowest_level == self._top and self._options.load_control
+
+    @property
     def is_short(self) -> bool:
         """Whether thresholds are as low as load control can have them."""
         return self._lowest_level == 0.0 or not self._options.load_control

@@ -169,7 +169,9 @@ class Dilaserve(Policy):
         caps: list[int] = self._caps(slots).tolist()
         if instance is None or not self._options.deadline_control:
             return caps
-        tempo, upper = self._tempo(instance), self._options.risk_aware
+        tempo = self._tempo(instance)
+        # While load control holds nobody back, whoever turns out slow has lower thresholds left.
+        upper = self._options.risk_aware and not self._load.is_free
         current: list[int] = self._ledger.current[slots].tolist()
         chosen: list[int] = self._ledger.floor[slots].tolist()
         for n, course in enumerate(courses):
