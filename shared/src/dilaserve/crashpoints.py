@@ -15,6 +15,10 @@ CrashPoint = Literal[
     "worker.after_commit",
     "scheduler.after_admit",
     "scheduler.after_reassign",
+    "reconfigurator.draining",
+    "reconfigurator.stopping",
+    "reconfigurator.launching",
+    "reconfigurator.undoing",
 ]
 
 

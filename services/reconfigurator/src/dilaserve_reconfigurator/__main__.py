@@ -17,12 +17,13 @@ import uvloop
 
 from dilaserve.bus import Bus
 from dilaserve.bus.nats import connect_nats
+from dilaserve.crashpoints import CrashPoint, CrashPoints
 from dilaserve.errors import DiLaServeError, SettingsError
 from dilaserve.process import run_while_open
 from dilaserve.settings import load, variable
 from dilaserve.telemetry import Telemetry
 from dilaserve_reconfigurator.draining import BusDrainer
-from dilaserve_reconfigurator.execution import Patience
+from dilaserve_reconfigurator.execution import Patience, Phase
 from dilaserve_reconfigurator.executor import Executor
 from dilaserve_reconfigurator.keeper import Keeper
 from dilaserve_reconfigurator.launchers.process import ProcessLauncher, cpu_environ, cuda_environ
@@ -36,6 +37,12 @@ from dilaserve_reconfigurator.spare import only
 from dilaserve_reconfigurator.whatif import parse_mix, parse_nodes
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+CRASH_POINTS: dict[Phase, CrashPoint] = {
+    "draining": "reconfigurator.draining",
+    "stopping": "reconfigurator.stopping",
+    "launching": "reconfigurator.launching",
+    "undoing": "reconfigurator.undoing",
+}
 
 
 def main() -> None:
@@ -114,7 +121,7 @@ def _keeper(
         while members.id_of(time.monotonic(), name) is None:  # noqa: ASYNC110  # heard elsewhere
             await asyncio.sleep(0.05)
 
-    folder = Path(settings.instances_dir)
+    crash, folder = CrashPoints(settings.crash_at), Path(settings.instances_dir)
     environ_of = cpu_environ if settings.worker_device == "cpu" else cuda_environ
     executor = Executor(
         ProcessLauncher(
@@ -132,6 +139,7 @@ def _keeper(
         new_name=lambda: f"tp-{secrets.token_hex(3)}",
         clock=time.monotonic,
         patience=Patience(drain_s=settings.drain_timeout_s, launch_s=settings.launch_timeout_s),
+        at=lambda phase: crash.reach(CRASH_POINTS[phase]) if phase in CRASH_POINTS else None,
     )
     smallest = only(nodes, options.degrees, options.degrees[0])
     initial = parse_mix(settings.initial_mix, options.degrees) if settings.initial_mix else smallest

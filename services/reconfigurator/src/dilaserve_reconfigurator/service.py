@@ -111,7 +111,6 @@ class ReconfiguratorService:
         """Look after the instances all the time, and plan every so often."""
         due_s = self._clocks.monotonic() + self._every_s
         look_s = self._every_s if self._keeper is None else KEEP_EVERY_S
-        await self._keep()
         while not await self._stops_within(min(look_s, self._every_s)):
             await self._keep()
             if self._clocks.monotonic() < due_s and self._keeper is not None:

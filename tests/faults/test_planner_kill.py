@@ -1,0 +1,131 @@
+"""Kill -9 of the planner at every named stage of a plan: its next life finishes, with real
+workers, or goes back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dilaserve import subjects
+from dilaserve.bus import BusMessage
+from dilaserve.bus.nats import connect_nats
+from dilaserve.embedded import start_nats, start_valkey
+from dilaserve.messages import Heartbeat, InstanceDown, decode_worker_event
+from dilaserve.profiles import LatencyProfile, Point, ProfileSet
+from dilaserve_reconfigurator.launchers.process import ProcessLauncher, cpu_environ
+
+from .streams import MODEL
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+PROFILES = ProfileSet(
+    model="tiny",
+    device="cpu",
+    profiles=[
+        LatencyProfile(tp_degree=degree, points=[Point(32, 0.01), Point(1024, 0.1)])
+        for degree in (1, 2)
+    ],
+)
+
+
+@dataclass
+class Home:
+    """A planner's folders and servers, and the workers that are heard."""
+
+    folder: Path
+    environ: dict[str, str]
+    heard: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """Worker's name → when, and its TP degree."""
+
+    async def planner(self, **environ: str) -> asyncio.subprocess.Process:
+        """Start it."""
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "dilaserve_reconfigurator", env={**self.environ, **environ}
+        )
+
+    def want(self, counts: dict[int, int], before: dict[int, int]) -> None:
+        """As a planner that has just decided on a change leaves it."""
+        wanted = {"counts": counts, "before": before}
+        (self.folder / "instances" / "wanted.json").write_text(json.dumps(wanted))
+
+    async def until(self, degrees: list[int]) -> None:
+        """Return once exactly workers of these degrees are heard."""
+        async with asyncio.timeout(120):
+            while self.degrees() != degrees:
+                await asyncio.sleep(0.1)
+
+    def degrees(self) -> list[int]:
+        now = time.monotonic()
+        return sorted(degree for at_s, degree in self.heard.values() if now - at_s < 2.0)
+
+    def receive(self, message: BusMessage) -> None:
+        event = decode_worker_event(message.data)
+        if isinstance(event, Heartbeat):
+            self.heard[event.info.instance_id] = (time.monotonic(), event.info.tp_degree)
+        elif isinstance(event, InstanceDown):
+            self.heard.pop(event.instance_id, None)
+
+
+@asynccontextmanager
+async def home(folder: Path) -> AsyncIterator[Home]:
+    (folder / "profile.json").write_bytes(msgspec.json.encode(PROFILES))
+    steps = {"n_output": 64, "thresholds": [0.5, 0.9], "rows": [[8, 16]]}
+    (folder / "steps.json").write_text(json.dumps(steps))
+    async with start_nats() as nats, start_valkey() as valkey:
+        bus = await connect_nats(nats.url, name="test")
+        ours = Home(
+            folder,
+            {
+                "PATH": os.environ["PATH"],
+                "DILASERVE_NATS_URL": nats.url,
+                "DILASERVE_REDIS_URL": valkey.url,
+                "DILASERVE_MODEL": str(MODEL),
+                "DILASERVE_PROFILE": str(folder / "profile.json"),
+                "DILASERVE_RECORDED_STEPS": str(folder / "steps.json"),
+                "DILASERVE_NODES": "1x2",
+                "DILASERVE_TP_DEGREES": "1,2",
+                "DILASERVE_PLANNER_MODE": "apply",
+                "DILASERVE_WORKER_DEVICE": "cpu",
+                "DILASERVE_INITIAL_MIX": "2xtp1",
+                "DILASERVE_PLANS_DIR": str(folder / "plans"),
+                "DILASERVE_INSTANCES_DIR": str(folder / "instances"),
+            },
+        )
+        await bus.subscribe(subjects.ALL_WORKER_EVENTS, ours.receive)
+        try:
+            yield ours
+        finally:
+            launcher = ProcessLauncher(folder / "instances", [], environ={}, environ_of=cpu_environ)
+            for launched in await launcher.running():
+                await launcher.stop(launched.name)
+            await bus.close()
+
+
+@pytest.mark.parametrize("stage", ["draining", "stopping", "launching"])
+async def test_next_life_finishes_what_was_under_way(tmp_path: Path, stage: str) -> None:
+    async with home(tmp_path) as ours:
+        first = await ours.planner()
+        await ours.until([1, 1])
+        first.send_signal(signal.SIGTERM)
+        assert await first.wait() == 0
+        assert ours.degrees() == [1, 1], "workers outlive their planner"
+
+        ours.want({2: 1}, before={1: 2})
+        second = await ours.planner(DILASERVE_CRASH_AT=f"reconfigurator.{stage}:1")
+        assert await second.wait() == -signal.SIGKILL
+
+        third = await ours.planner()
+        await ours.until([2])
+        third.send_signal(signal.SIGTERM)
+        assert await third.wait() == 0
