@@ -22,13 +22,16 @@ from dilaserve.bus.memory import MemoryBus
 from dilaserve.bus.nats import connect_nats
 from dilaserve.embedded import start_nats
 from dilaserve.messages import Heartbeat, InstanceDown, Submit, encode
-from dilaserve.plan_messages import PlanProposed, decode_plan
+from dilaserve.plan_messages import PlanApplied, PlanProposed, decode_plan
 from dilaserve.telemetry import Telemetry
+from dilaserve_reconfigurator import service as service_module
+from dilaserve_reconfigurator.keeper import Keeper
 from dilaserve_reconfigurator.members import Members
 from dilaserve_reconfigurator.monitor import Monitor
 from dilaserve_reconfigurator.record import Plans
 from dilaserve_reconfigurator.service import Clocks, Identity, ReconfiguratorService
 
+from .test_executor import Drains, MemoryLauncher, executor
 from .test_members import info
 from .test_planner import PROFILES, planner
 
@@ -49,6 +52,7 @@ class Setting:
     time: Time
     plans: Plans
     proposed: list[PlanProposed] = field(default_factory=list)
+    applied: list[PlanApplied] = field(default_factory=list)
 
     async def hear(self, *, seconds: int, per_second: int, instances: int = 8) -> None:
         """So many seconds of heartbeats and submissions."""
@@ -85,7 +89,12 @@ def telemetry() -> Iterator[Telemetry]:
 
 @asynccontextmanager
 async def serving(
-    bus: Bus, folder: Path, telemetry: Telemetry, *, every_s: float = 3600.0
+    bus: Bus,
+    folder: Path,
+    telemetry: Telemetry,
+    *,
+    every_s: float = 3600.0,
+    keeper: Keeper | None = None,
 ) -> AsyncIterator[Setting]:
     clock = Time()
     plans = Plans(folder)
@@ -99,15 +108,19 @@ async def serving(
         telemetry=telemetry,
         clocks=Clocks(lambda: clock.now, lambda: 7.0),
         every_s=every_s,
+        keeper=keeper,
     )
     setting = Setting(service, bus, clock, plans)
 
     def receive(message: BusMessage) -> None:
-        proposal = decode_plan(message.data)
-        assert isinstance(proposal, PlanProposed)
-        setting.proposed.append(proposal)
+        said = decode_plan(message.data)
+        if isinstance(said, PlanProposed):
+            setting.proposed.append(said)
+        else:
+            setting.applied.append(said)
 
     await bus.subscribe(subjects.PLAN_PROPOSED, receive)
+    await bus.subscribe(subjects.PLAN_APPLIED, receive)
     task = asyncio.create_task(service.run())
     async with asyncio.timeout(5):
         while not await bus.request_many("$SRV.PING.reconfigurator", b"", wait_s=0.02):
@@ -209,6 +222,43 @@ async def test_plan_that_cannot_be_kept_is_no_reason_to_end(
         assert await setting.service.propose() is None
         assert await setting.service.propose() is None
     assert 'dilaserve:plans_total{verdict="failed"} 2.0' in shown(telemetry)
+
+
+async def test_plan_is_carried_out_and_told(
+    tmp_path: Path, telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "KEEP_EVERY_S", 0.02)
+    launcher = MemoryLauncher([4, 4], {1: 0})
+    keeper = Keeper(executor(launcher, Drains()), [4, 4], tmp_path / "instances", {1: 8})
+    async with serving(MemoryBus(), tmp_path, telemetry, every_s=30.0, keeper=keeper) as setting:
+        async with asyncio.timeout(10):
+            while launcher.counts() != {1: 8, 2: 0, 4: 0}:
+                await asyncio.sleep(0.01)
+        await setting.hear(seconds=40, per_second=1)
+        async with asyncio.timeout(10):
+            while not setting.applied:
+                await asyncio.sleep(0.01)
+    assert launcher.counts() == {1: 0, 2: 0, 4: 2}
+    [applied] = setting.applied
+    assert applied.counts == {"4": 2}
+    assert applied.reason == ""
+    assert applied.plan_id in {proposal.plan_id for proposal in setting.proposed}
+
+
+async def test_plan_that_fails_is_told_with_its_reason_and_undone(
+    tmp_path: Path, telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "KEEP_EVERY_S", 0.02)
+    launcher = MemoryLauncher([4, 4], {1: 8})
+    launcher.failing = {4}
+    keeper = Keeper(executor(launcher, Drains()), [4, 4], tmp_path / "instances", {1: 8})
+    async with serving(MemoryBus(), tmp_path, telemetry, every_s=30.0, keeper=keeper) as setting:
+        await setting.hear(seconds=40, per_second=1)
+        async with asyncio.timeout(10):
+            while not setting.applied:
+                await asyncio.sleep(0.01)
+    assert "out of memory" in setting.applied[0].reason
+    assert launcher.counts() == {1: 8, 2: 0, 4: 0}
 
 
 async def test_process_proposes_over_nats_and_ends_cleanly(tmp_path: Path) -> None:
