@@ -47,12 +47,26 @@ class Home:
     environ: dict[str, str]
     heard: dict[str, tuple[float, int]] = field(default_factory=dict)
     """Worker's name → when, and its TP degree."""
+    planners: list[asyncio.subprocess.Process] = field(default_factory=list)
 
     async def planner(self, **environ: str) -> asyncio.subprocess.Process:
         """Start it."""
-        return await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "dilaserve_reconfigurator", env={**self.environ, **environ}
         )
+        self.planners.append(process)
+        return process
+
+    async def end(self) -> None:
+        """All planners, then all that they have launched."""
+        for process in self.planners:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        folder = self.folder / "instances"
+        launcher = ProcessLauncher(folder, [], environ={}, environ_of=cpu_environ)
+        for launched in await launcher.running():
+            await launcher.stop(launched.name)
 
     def want(self, counts: dict[int, int], before: dict[int, int]) -> None:
         """As a planner that has just decided on a change leaves it."""
@@ -106,9 +120,7 @@ async def home(folder: Path) -> AsyncIterator[Home]:
         try:
             yield ours
         finally:
-            launcher = ProcessLauncher(folder / "instances", [], environ={}, environ_of=cpu_environ)
-            for launched in await launcher.running():
-                await launcher.stop(launched.name)
+            await ours.end()
             await bus.close()
 
 

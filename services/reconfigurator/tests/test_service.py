@@ -25,6 +25,7 @@ from dilaserve.messages import Heartbeat, InstanceDown, Submit, encode
 from dilaserve.plan_messages import PlanApplied, PlanProposed, decode_plan
 from dilaserve.telemetry import Telemetry
 from dilaserve_reconfigurator import service as service_module
+from dilaserve_reconfigurator.execution import Patience
 from dilaserve_reconfigurator.keeper import Keeper
 from dilaserve_reconfigurator.members import Members
 from dilaserve_reconfigurator.monitor import Monitor
@@ -258,6 +259,21 @@ async def test_plan_that_fails_is_told_with_its_reason_and_undone(
             while not setting.applied:
                 await asyncio.sleep(0.01)
     assert "out of memory" in setting.applied[0].reason
+    assert launcher.counts() == {1: 8, 2: 0, 4: 0}
+
+
+async def test_stops_at_once_in_the_middle_of_a_plan(
+    tmp_path: Path, telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "KEEP_EVERY_S", 0.02)
+    launcher = MemoryLauncher([4, 4], {1: 8})
+    drains = Drains(never=True)
+    patient = executor(launcher, drains, patience=Patience(drain_s=600.0))
+    keeper = Keeper(patient, [4, 4], tmp_path / "instances", {4: 2})
+    async with serving(MemoryBus(), tmp_path, telemetry, keeper=keeper):
+        async with asyncio.timeout(5):
+            while not drains.draining:
+                await asyncio.sleep(0.01)
     assert launcher.counts() == {1: 8, 2: 0, 4: 0}
 
 

@@ -101,9 +101,17 @@ class ReconfiguratorService:
             await self._bus.subscribe(subjects.ALL_WORKER_EVENTS, self._happened),
             await self._bus.serve(self._card(), []),
         ]
+        working = asyncio.create_task(self._work())
+        stopping = asyncio.create_task(self._stopped.wait())
         try:
-            await self._work()
+            await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                await working
         finally:
+            # A plan that is under way is finished by the next start.
+            working.cancel()
+            stopping.cancel()
+            await asyncio.wait([working, stopping])
             for subscription in listening:
                 await subscription.unsubscribe()
 
@@ -111,7 +119,8 @@ class ReconfiguratorService:
         """Look after the instances all the time, and plan every so often."""
         due_s = self._clocks.monotonic() + self._every_s
         look_s = self._every_s if self._keeper is None else KEEP_EVERY_S
-        while not await self._stops_within(min(look_s, self._every_s)):
+        while True:
+            await asyncio.sleep(min(look_s, self._every_s))
             await self._keep()
             if self._clocks.monotonic() < due_s and self._keeper is not None:
                 continue
@@ -225,14 +234,6 @@ class ReconfiguratorService:
                 self._members.heard(now, event.info)
             case InstanceDown():
                 self._members.left(event.instance_id)
-
-    async def _stops_within(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stopped.wait()
-        except TimeoutError:
-            return False
-        return True
 
     def _card(self) -> ServiceCard:
         return ServiceCard(
