@@ -58,6 +58,12 @@ def test_change_has_to_bring_a_tenth(
     assert judgement.reasons
 
 
+def test_what_is_no_better_is_no_change_however_little_is_asked_for() -> None:
+    costs = Costs(min_gain=0.0)
+    assert decide(0.0, mix(ONES), mix(FOURS), costs).verdict == "keep"
+    assert decide(0.0, mix(ONES), mix(FOURS, slack=0.501), costs).verdict == "change"
+
+
 def test_nothing_to_change() -> None:
     judgement = decide(0.0, mix(ONES), mix(ONES, slack=0.99), Costs())
     assert judgement.verdict == "keep"

@@ -55,8 +55,16 @@ def decide(
     if will_be is None:
         return Judgement("keep", ["nothing better was found"])
     value, reason = _improvement(was, will_be, costs)
-    if value < costs.min_gain:
-        return Judgement("keep", [reason, f"less than {costs.min_gain:.0%} is not worth a change"])
+    if value < costs.min_gain or value <= 0.0:
+        return Judgement(
+            "keep",
+            [
+                reason,
+                f"less than {costs.min_gain:.0%} is not worth a change"
+                if value > 0.0
+                else "which is no gain",
+            ],
+        )
     payback_s = _payback_s(present.counts, best.counts, value, costs)
     if last is not None and now < last.at_s + last.payback_s and _goes_back(present, best, last):
         left_s = last.at_s + last.payback_s - now
