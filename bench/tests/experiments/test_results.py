@@ -1,0 +1,60 @@
+"""The kept results of full runs: what they are, and what has to hold before anything is claimed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dilaserve_bench.data import gsm8k_curves
+from dilaserve_bench.experiments.document import Document, Row
+from dilaserve_bench.experiments.experiment import Experiment
+from dilaserve_bench.experiments.page import as_markdown
+from dilaserve_bench.experiments.registry import load_experiment
+
+RESULTS = Path(__file__).parents[2] / "results"
+KEPT = sorted(RESULTS.glob("*.json"))
+
+
+def load(name: str) -> tuple[Experiment[Any], Document[Any]]:
+    experiment = load_experiment(name)
+    return experiment, experiment.decode((RESULTS / f"{name}.json").read_bytes())
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
+def test_a_kept_result_is_a_full_one(path: Path) -> None:
+    experiment, document = load(path.stem)
+    assert document.name == experiment.name == path.stem
+    assert document.is_complete
+    assert not document.is_quick
+    assert document.commit is not None
+    assert not document.commit.endswith("+"), "it came from code that is in no commit"
+    assert document.command.startswith(f"dilaserve experiment {path.stem}")
+    assert len(document.seeds) >= experiment.n_seeds
+    assert document.rows
+    assert as_markdown(experiment.page(document))
+
+
+def test_twin_is_calibrated_before_anything_is_claimed() -> None:
+    """Issue 3: a weak baseline proves nothing."""
+    document: Document[Row] = load("calibration")[1]
+    assert document.found["is_fitted"]
+    infaas = document.found["crossed_at"]["infaas"]
+    assert infaas["ours"] == pytest.approx(infaas["published"], rel=0.04)
+    curves = gsm8k_curves()
+    published = dict(zip(curves.rates, curves.systems["tediserve"].attainment_by_rate, strict=True))
+    ours = {
+        row.rate: row.attainment
+        for row in document.rows
+        if row.policy == "tediserve" and row.slo_s == 9.5
+    }
+    for rate in (1.75, 1.875):
+        assert ours[rate] == pytest.approx(published[rate], abs=0.08)
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
+def test_claims_rest_on_the_overhead_that_was_fitted(path: Path) -> None:
+    fitted = load("calibration")[1].found["overhead"]
+    used = load(path.stem)[1].found.get("overhead", fitted)
+    assert used == pytest.approx(fitted, abs=0.005)
