@@ -35,10 +35,10 @@ class InterruptedTrialError(Exception):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """How many requests; rates as multiples of what the stack takes."""
 
-    n_burst: int = 400
-    n_fit: int = 250
+    n_burst: int = 300
+    n_fit: int = 200
     """At each of the loads, each time."""
-    n_test: int = 1200
+    n_test: int = 1050
     fit_loads: tuple[float, ...] = (0.5, 1.5)
     """All of them before, between and after the tests, since machines have moods."""
     test_loads: tuple[float, ...] = (0.7, 1.5)
