@@ -144,6 +144,17 @@ def test_profile_is_written_and_the_scheduler_takes_it(
     assert options.profiles == profiles
 
 
+def test_a_degree_is_added_to_the_file(make_folder: Callable[..., Path], tmp_path: Path) -> None:
+    folder, out = make_folder(vocab_size=62), tmp_path / "profile.json"
+    assert run_cli(folder, out).exit_code == 0
+    result = run_cli(folder, out, "--tp", "1,2")
+    assert result.exit_code == 0, result.output
+    one, two = load_profiles(out).profiles
+    assert (one.tp_degree, two.tp_degree) == (1, 2)
+    assert [p.n_tokens for p in two.points] == [p.n_tokens for p in one.points]
+    assert [p.seconds for p in two.points] != [p.seconds for p in one.points]
+
+
 def test_a_rerun_measures_what_is_missing(
     make_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

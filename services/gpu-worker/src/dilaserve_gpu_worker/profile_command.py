@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,11 +62,11 @@ def profile(
     model_name: Annotated[str, typer.Option(help="Default: the folder's name.")] = "",
 ) -> None:
     """Measure the latency of passes by TP degree, kind, tokens and rows. A rerun goes on."""
-    degrees = _integers("--tp", tp)
+    degrees = _counts("--tp", tp)
     from dilaserve_gpu_worker.profiling import Effort, Grid
     from dilaserve_gpu_worker.settings import WorkerSettings
 
-    grid = Grid(_integers("--lengths", lengths), _integers("--rows", rows), output_len, block)
+    grid = Grid(_counts("--lengths", lengths), _counts("--rows", rows), output_len, block)
     settings = msgspec.convert(
         {
             "model": str(model), "model_name": model_name or model.resolve().name,
@@ -119,11 +119,12 @@ def _measure_degree(
 
 @contextmanager
 def _engine(settings: WorkerSettings, degree: int) -> Iterator[Engine]:
-    from dilaserve_gpu_worker.loading import load_engine
+    """Of one degree, with its ranks' processes."""
+    from dilaserve_gpu_worker.loading import load_engine, start_ranks
 
-    if degree != 1:
-        raise ProfileError(f"TP degree {degree} cannot be measured yet; use --tp 1")
-    yield load_engine(settings)[0]
+    sharded = msgspec.structs.replace(settings, tp_degree=degree)
+    with start_ranks(sharded) or nullcontext() as ranks:
+        yield load_engine(sharded, ranks)[0]
 
 
 def _watched(loads: Sequence[Load], degree: int, *, n_done: int) -> Iterator[Load]:
@@ -196,7 +197,7 @@ def _summary(profiles: ProfileSet) -> Iterator[str]:
             yield f"TP-{profile.tp_degree} {kind}: {len(points)} points, {' to '.join(seconds)}"
 
 
-def _integers(option: str, text: str) -> list[int]:
+def _counts(option: str, text: str) -> list[int]:
     try:
         values = [int(part) for part in text.split(",")]
     except ValueError:
