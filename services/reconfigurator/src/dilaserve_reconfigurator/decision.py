@@ -97,7 +97,7 @@ def _improvement(
     """By how much, and in words. Thresholds first; where they are equal, the share of the SLO that
     requests take: a tenth less of it counts the same however loose the SLO is."""
     higher = gain(will_be[0], was[0])
-    if higher >= costs.min_gain or higher < -SAME:
+    if higher < -SAME or higher >= max(costs.min_gain, SAME):
         return higher, f"mean threshold {will_be[0]:.3f} instead of {was[0]:.3f} ({higher:+.1%})"
     sooner = gain(-will_be[1], -was[1])
     return sooner, (
