@@ -6,6 +6,7 @@ steps at threshold 0.9 or 3 at 0.5.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pyomo.environ as pyo
@@ -177,6 +178,17 @@ def test_cache_steps_run_where_their_block_was_recomputed() -> None:
     for degree in (1, 2):
         recomputed = model.y[0, degree, 64].value
         assert 3 * recomputed - 1e-6 <= model.y_cache[0, degree, 32].value <= 7 * recomputed + 1e-6
+
+
+def test_cache_step_waits_for_others_that_recompute() -> None:
+    """Passes of three cache rows take 0.1 s, and each of the two others recomputes 64 tokens in a
+    tenth of the passes, which then take 0.5 s: 0.1 + 2 × 0.1 × 0.4 s. Work is what it was."""
+    alone = speed(1, {128: 0.5}, {96: 0.1})
+    mixed = replace(alone, others=((0.1, 64),))
+    assert mixed.cache_wait_s(96, 32) == near(0.18)
+    apart, together = (solved(snapshot([request_class()], [s]))[1] for s in (alone, mixed))
+    assert together.latencies[0] - apart.latencies[0] == near(7 * 0.08)
+    assert together.loads == {1: near(apart.loads[1])}
 
 
 def test_threshold_comes_before_slack() -> None:

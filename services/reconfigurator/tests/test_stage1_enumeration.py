@@ -4,6 +4,7 @@ size. What is left then is a linear program in the paper's own terms (α, β, L 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 import highspy
@@ -35,8 +36,9 @@ def speeds(draw: st.DrawFn) -> list[DegreeSpeed]:
     pass_s = draw(st.sampled_from([0.02, 0.05]))
     slope = draw(st.sampled_from([1.1, 1.6]))
     gain = draw(st.sampled_from([1.1, 1.7, 2.5]))
+    others = draw(st.sampled_from([(), ((0.2, 96),)]))
     return [
-        speed(d, {64: s, 160: s * slope}, {32: s / 2, 96: s / 2 * slope})
+        replace(speed(d, {64: s, 160: s * slope}, {32: s / 2, 96: s / 2 * slope}), others=others)
         for d, s in ((1, pass_s), (2, pass_s / gain))
     ]
 
@@ -115,7 +117,7 @@ def linear_program(  # type: ignore[no-untyped-def]
             s, c = steps[d]
             n_row = each.n_prompt + each.n_output
             pass_s, cache_s = speed_of.recompute_s(b, n_row), speed_of.cache_s(b_cache, 32)
-            time_s += pass_s * s + cache_s * c
+            time_s += pass_s * s + speed_of.cache_wait_s(b_cache, 32) * c
             alpha, beta = pass_s / max(b, n_row), cache_s / b_cache
             work[d] += each.rate * (n_row * alpha * s + 32 * beta * c)
             solver.addConstr(c >= (each.n_output / n_blocks / 8 - 1) * s)

@@ -129,6 +129,7 @@ class Planner:
                 options.profiles,
                 classes,
                 degrees={*options.degrees, *(p.slot.tp_degree for p in cluster.running)},
+                paces=options.paces,
                 max_batch_tokens=options.max_batch_tokens,
                 block_length=options.block_length,
                 cache_mode=options.cache_mode,

@@ -68,6 +68,8 @@ class DegreeSpeed:
     cache_sizes: tuple[int, ...]
     overhead: float = 1.0
     """Factor on the profile: what is lost beside the pass."""
+    others: tuple[tuple[float, int], ...] = ()
+    """How likely another row of a pass is to recompute, and with how many tokens, by class."""
 
     def recompute_s(self, size: int, n_row: int) -> float:
         """Seconds of a recompute pass in which a row of `n_row` tokens takes part. A row is not
@@ -77,6 +79,18 @@ class DegreeSpeed:
     def cache_s(self, size: int, n_row: int) -> float:
         """Seconds of a cache pass in which a row of `n_row` tokens takes part."""
         return self.overhead * self.cache.seconds(max(size, n_row))
+
+    def cache_wait_s(self, size: int, n_row: int) -> float:
+        """Seconds until such a row's step is done. A pass waits for all of its rows, and now and
+        then one of the others recomputes: that is paid for by its own step, but waited for by
+        all."""
+        size = max(size, n_row)
+        alone = self.cache.seconds(size)
+        longer = sum(
+            share * max(self.recompute.seconds(size + n_full - n_row) - alone, 0.0)
+            for share, n_full in self.others
+        )
+        return self.overhead * (alone + (size / n_row - 1.0) * longer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,14 +157,17 @@ def degree_speeds(
     classes: Sequence[RequestClass],
     *,
     degrees: Iterable[int],
+    paces: Sequence[Pace],
     max_batch_tokens: int,
     block_length: int = 32,
     cache_mode: CacheMode = "dual",
     overhead: float = 1.0,
 ) -> tuple[DegreeSpeed, ...]:
     """The speed of each degree, with batch sizes that suit the workload. An instance holds full
-    lengths of at most `max_batch_tokens`, so its cache passes have so many rows at most. Raises
-    ProfileError for a degree that was not measured."""
+    lengths of at most `max_batch_tokens`, so its cache passes have so many rows at most. How often
+    rows recompute is taken at the slowest of `paces`. Raises ProfileError for a degree that was not
+    measured."""
+    pace = min(each.tokens_per_step for each in paces)
     shortest = min(each.n_full for each in classes)
     longest = max(max_batch_tokens, shortest)
     mean = sum(each.rate * each.n_full for each in classes) / sum(each.rate for each in classes)
@@ -164,6 +181,7 @@ def degree_speeds(
             recompute_sizes=batch_sizes(shortest, longest),
             cache_sizes=tuple(row * n for n in batch_sizes(1, n_rows)),
             overhead=overhead,
+            others=_recomputing(classes, pace, block_length),
         )
         for degree in sorted(set(degrees))
     )
@@ -173,3 +191,18 @@ def batch_sizes(smallest: int, largest: int, n: int = MAX_SIZES) -> tuple[int, .
     """At most `n` whole numbers between the two, each about the same factor above the last."""
     ratio = (largest / smallest) ** (1 / (n - 1))
     return tuple(sorted({round(smallest * ratio**i) for i in range(n)}))
+
+
+def _recomputing(
+    classes: Sequence[RequestClass], tokens_per_step: float, block_length: int
+) -> tuple[tuple[float, int], ...]:
+    """Of all steps, the share of recompute steps of each class; and their tokens."""
+    n_blocks = [math.ceil(each.n_output / block_length) for each in classes]
+    n_steps = sum(
+        each.rate * max(each.n_output / tokens_per_step, blocks)
+        for each, blocks in zip(classes, n_blocks, strict=True)
+    )
+    return tuple(
+        (each.rate * blocks / n_steps, each.n_full)
+        for each, blocks in zip(classes, n_blocks, strict=True)
+    )

@@ -193,7 +193,7 @@ def _slo(model: Any, k: int) -> Any:
         model.speed[d].recompute_s(b, each.n_full) * model.y[k, d, b] for d, b in model.DB
     )
     cache = sum(
-        model.speed[d].cache_s(b, n_cache) * model.y_cache[k, d, b] for d, b in model.DB_cache
+        model.speed[d].cache_wait_s(b, n_cache) * model.y_cache[k, d, b] for d, b in model.DB_cache
     )
     return recompute + cache + model.slack[k] == each.slo_s
 
