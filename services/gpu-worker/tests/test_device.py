@@ -32,5 +32,5 @@ def test_types() -> None:
 
 
 def test_an_unknown_attention_backend() -> None:
-    with pytest.raises(SettingsError, match="'flesh' is unknown; use one of"):
+    with pytest.raises(SettingsError, match="'flesh' is unknown; use auto, sdpa"):
         attention_backend("flesh")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -27,6 +28,8 @@ from dilaserve_gpu_worker.loading import load_engine, start_ranks, use_cores
 from dilaserve_gpu_worker.parallel import Ranks
 from dilaserve_gpu_worker.service import WorkerService
 from dilaserve_gpu_worker.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -64,6 +67,10 @@ async def _serve(
             service="gpu-worker", service_id=info.instance_id, settings=settings
         )
         stack.callback(telemetry.close)
+        log.info(
+            "model %s on %s, tensor parallelism %d, cache %s, attention %s",
+            *(info.model_id, info.device, info.tp_degree, info.cache_mode, engine.attention),
+        )
         bus = await connect_nats(
             settings.nats_url,
             name=info.instance_id,

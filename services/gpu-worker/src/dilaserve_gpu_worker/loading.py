@@ -38,6 +38,7 @@ def start_ranks(settings: WorkerSettings) -> Ranks | None:
         threads=settings.threads,
         cache_mode=settings.cache_mode,
         mask_id=config.mask_id,
+        attention=settings.attention,
     )
 
 
@@ -62,6 +63,7 @@ def load_engine(
         cache_mode=settings.cache_mode,
         n_kv_tokens=n_kv_tokens,
         max_batch_tokens=settings.max_batch_tokens,
+        attention=settings.attention,
         share=ranks.share if ranks else None,
     )
     name = settings.worker_name or re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())

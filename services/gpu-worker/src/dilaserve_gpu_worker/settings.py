@@ -27,6 +27,11 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
         int, "tensor parallelism: processes, and GPUs, that share one model", AT_LEAST_ONE
     ] = 1
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], "type of weights"] = "auto"
+    attention: Annotated[
+        Literal["auto", "sdpa", "torch_varlen", "torch_paged", "flash_attn"],
+        "attention backend; auto: on a GPU in 16 bits the first of flash_attn, torch_paged and "
+        "torch_varlen that works there, else sdpa",
+    ] = "auto"
     max_batch_tokens: Annotated[int, "most tokens computed in one forward pass", AT_LEAST_ONE] = (
         8192
     )

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
+
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +31,27 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class Ragged:
+    """What one pass's attention looks like, the same in all layers."""
+
+    runs: Sequence[Run]
+    write_slots: Ints
+    """Pool slot of each token before padding; empty without a pool."""
+    key_slots: Ints
+    """Slots of all keys of all runs that have a `first_key`, run by run, row by row."""
+
+    def slots_of(self, run: Run, row: int) -> Ints:
+        """Pool slots of the keys of one row of a run."""
+        if run.first_key is None:
+            first = run.start + row * run.n_queries
+            return self.write_slots[first : first + run.n_keys]
+        first = run.first_key + row * run.n_keys
+        return self.key_slots[first : first + run.n_keys]
+
+
+@dataclass(frozen=True, slots=True)
 class PooledKeys:
-    """One layer of the KV pool, and which slots of it a batch reads."""
+    """One layer of the KV pool."""
 
     k_SGA: Tensor
     v_SGA: Tensor
-    key_slots: Tensor
-    """Slots of all keys of all runs that have a `first_key`, run by run, row by row."""

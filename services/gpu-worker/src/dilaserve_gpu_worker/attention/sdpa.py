@@ -6,26 +6,31 @@ its batch mates. A batch of rows of one shape gives each row the bits that it ge
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dilaserve_gpu_worker.attention.runs import PooledKeys, Run
+from dilaserve_gpu_worker.attention.runs import PooledKeys, Ragged, Run
 
 
-def attend_by_sdpa(
+def prepare_sdpa(ragged: Ragged, device: torch.device) -> partial[Tensor]:
+    """See attention.Attention."""
+    return partial(_attend, ragged, torch.from_numpy(ragged.key_slots).to(device))
+
+
+def _attend(
+    ragged: Ragged,
+    key_slots: Tensor,
     q_THA: Tensor,
     k_TGA: Tensor,
     v_TGA: Tensor,
     pooled: PooledKeys | None,
-    runs: Sequence[Run],
 ) -> Tensor:
-    """See attention.Attention."""
     o_THA = torch.zeros_like(q_THA, memory_format=torch.contiguous_format)
-    for run in runs:
-        k_SGA, v_SGA = _keys(run, k_TGA, v_TGA, pooled)
+    for run in ragged.runs:
+        k_SGA, v_SGA = _keys(run, key_slots, k_TGA, v_TGA, pooled)
         o_BHQA = F.scaled_dot_product_attention(
             _rows(q_THA[run.start : run.stop], run.n_rows),
             _rows(k_SGA, run.n_rows),
@@ -37,11 +42,11 @@ def attend_by_sdpa(
 
 
 def _keys(
-    run: Run, k_TGA: Tensor, v_TGA: Tensor, pooled: PooledKeys | None
+    run: Run, key_slots: Tensor, k_TGA: Tensor, v_TGA: Tensor, pooled: PooledKeys | None
 ) -> tuple[Tensor, Tensor]:
     if run.first_key is None or pooled is None:
         return k_TGA[run.start : run.stop], v_TGA[run.start : run.stop]
-    slots = pooled.key_slots[run.first_key : run.first_key + run.n_rows * run.n_keys]
+    slots = key_slots[run.first_key : run.first_key + run.n_rows * run.n_keys]
     return pooled.k_SGA.index_select(0, slots), pooled.v_SGA.index_select(0, slots)
 
 

@@ -32,7 +32,7 @@ class Batch:
     write_slots: Ints
     """Pool slot of each token before padding; empty without a pool."""
     key_slots: Ints
-    """Pool slots of the keys of the runs that read the pool; see attention.PooledKeys."""
+    """Pool slots of the keys of the runs that read the pool; see attention.Ragged."""
     runs: list[Run]
     logit_rows_M: Ints
     """Flat indices whose logits are wanted, row by row, then padding."""

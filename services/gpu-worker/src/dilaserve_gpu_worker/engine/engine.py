@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 
 from dilaserve.messages import CacheMode
-from dilaserve_gpu_worker.attention import attention_backend
+from dilaserve_gpu_worker.attention import attention_backend, choose_attention
 from dilaserve_gpu_worker.engine.batch import Batch, build_batch, shape_of
 from dilaserve_gpu_worker.engine.budget import PassBudget
 from dilaserve_gpu_worker.engine.commit import commit_rows, note_outlook
@@ -47,6 +47,7 @@ class Engine:
     n_kv_tokens: size of the KV pool, rounded down to whole pages; unused without a cache.
     max_batch_tokens: most tokens computed in one pass.
     eos_ids, mask_id: of the model, by default what its config says.
+    attention: name of the attention backend, see attention.choose_attention.
     share: told of each batch before it is computed, so that other ranks compute it too.
     """
 
@@ -59,7 +60,7 @@ class Engine:
         max_batch_tokens: int,
         eos_ids: Set[int] | None = None,
         mask_id: int | None = None,
-        attention: str = "sdpa",
+        attention: str = "auto",
         counter: Callable[[], float] = time.perf_counter,
         share: Callable[[Batch], None] | None = None,
     ) -> None:
@@ -77,7 +78,9 @@ class Engine:
             if cache_mode != "none"
             else None
         )
-        self._runner = Runner(model, pool, attention_backend(attention), mask_id=self._mask_id)
+        self.attention = choose_attention(attention, model.config, model.device, model.dtype)
+        """Name of the attention backend."""
+        self._runner = Runner(model, pool, attention_backend(self.attention), mask_id=self._mask_id)
         self._sequences: dict[str, Sequence] = {}
         self._n_passes = 0
         self._n_full_tokens: int | None = None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dilaserve_gpu_worker.attention import Attention, PooledKeys
+from dilaserve_gpu_worker.attention import Attention, PooledKeys, Ragged
 from dilaserve_gpu_worker.engine.batch import MIN_ROWS, Batch
 from dilaserve_gpu_worker.engine.kv_pool import KVPool
 from dilaserve_gpu_worker.engine.sequence import Ints
@@ -46,15 +46,15 @@ class Runner:
     def forward(self, batch: Batch) -> Scores:
         """Run the model, and fill the pool."""
         write_slots = self._put(batch.write_slots)
-        key_slots = self._put(batch.key_slots)
+        ragged = Ragged(batch.runs, batch.write_slots, batch.key_slots)
+        attention = self._attention(ragged, self._model.device)
 
         def attend(layer: int, q_THA: Tensor, k_TGA: Tensor, v_TGA: Tensor) -> Tensor:
             if self._pool is None:
-                return self._attention(q_THA, k_TGA, v_TGA, None, batch.runs)
+                return attention(q_THA, k_TGA, v_TGA, None)
             n_tokens = batch.n_tokens
             self._pool.write(layer, write_slots, k_TGA[:n_tokens], v_TGA[:n_tokens])
-            pooled = PooledKeys(*self._pool.layer(layer), key_slots)
-            return self._attention(q_THA, k_TGA, v_TGA, pooled, batch.runs)
+            return attention(q_THA, k_TGA, v_TGA, PooledKeys(*self._pool.layer(layer)))
 
         h_TD = self._model.hidden(self._put(batch.tokens_T), self._put(batch.positions_T), attend)
         logits_MV = self._model.logits(h_TD.index_select(0, self._put(batch.logit_rows_M)))

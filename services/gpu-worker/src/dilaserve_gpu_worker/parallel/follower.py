@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from dilaserve.errors import DiLaServeError
-from dilaserve_gpu_worker.attention import attention_backend
+from dilaserve_gpu_worker.attention import attention_backend, choose_attention
 from dilaserve_gpu_worker.device import choose_dtype
 from dilaserve_gpu_worker.engine.kv_pool import PAGE_TOKENS, KVPool, kv_tokens_that_fit
 from dilaserve_gpu_worker.engine.runner import Runner
@@ -71,7 +71,8 @@ def _runner(spec: RankSpec, model: Model, n_kv_tokens: int) -> Runner:
     if spec.cache_mode != "none":
         n_pages = n_kv_tokens // PAGE_TOKENS
         pool = KVPool(model.config, n_pages, device=model.device, dtype=model.dtype)
-    return Runner(model, pool, attention_backend(spec.attention), mask_id=spec.mask_id)
+    attention = choose_attention(spec.attention, model.config, model.device, model.dtype)
+    return Runner(model, pool, attention_backend(attention), mask_id=spec.mask_id)
 
 
 if __name__ == "__main__":

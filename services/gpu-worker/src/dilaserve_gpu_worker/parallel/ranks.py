@@ -124,7 +124,7 @@ def launch_ranks(
     threads: int,
     cache_mode: CacheMode,
     mask_id: int,
-    attention: str = "sdpa",
+    attention: str = "auto",
 ) -> Ranks:
     """Start ranks 1 to `degree` - 1, which begin to load. `device` is that of rank 0; the others
     take the CUDA devices behind it. Raises SettingsError when there are not enough of them.
