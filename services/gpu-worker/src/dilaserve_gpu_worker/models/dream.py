@@ -80,9 +80,9 @@ class Dream:
         eps = self.config.rms_norm_eps
         for index, layer in enumerate(self._weights.layers):
             x_TD = rms_norm(h_TD, layer.attn_norm_D, eps)
-            h_TD = h_TD + reduce(self._attention(index, layer, x_TD, cos_T1A, sin_T1A, attend))
+            h_TD += reduce(self._attention(index, layer, x_TD, cos_T1A, sin_T1A, attend))
             x_TD = rms_norm(h_TD, layer.ff_norm_D, eps)
-            h_TD = h_TD + reduce(feed_forward(x_TD, layer.gate_up_YD, layer.down_DF))
+            h_TD += reduce(feed_forward(x_TD, layer.gate_up_YD, layer.down_DF))
         return h_TD
 
     def logits(self, h_ND: Tensor) -> Tensor:

@@ -23,26 +23,28 @@ def embed(tokens_T: Tensor, embedding_VD: Tensor, peers: Peers) -> Tensor:
 def rms_norm(h_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """Root mean square norm, in fp32 whatever the activations' type."""
     normed_TD = F.rms_norm(h_TD.float(), h_TD.shape[-1:], eps=eps)
-    return normed_TD.to(h_TD.dtype) * weight_D
+    return normed_TD.to(h_TD.dtype).mul_(weight_D)
 
 
 def feed_forward(x_TD: Tensor, gate_up_YD: Tensor, down_DF: Tensor) -> Tensor:
     """SwiGLU; `gate_up_YD` holds the rows of the gate, then those of the other factor."""
     gate_TF, up_TF = F.linear(x_TD, gate_up_YD).chunk(2, dim=-1)
-    return F.linear(F.silu(gate_TF) * up_TF, down_DF)
+    return F.linear(F.silu(gate_TF).mul_(up_TF), down_DF)
 
 
 def rotary_tables(config: ModelConfig, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines PA of the rotary position embedding, in fp32."""
+    """Cosines and sines PA of the rotary position embedding, in fp32; the sines of the first half
+    are negative, as `rotate` wants them."""
     even_A2 = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device)
     frequency_A2 = 1.0 / (config.rope_theta ** (even_A2 / config.head_dim))
     position_P = torch.arange(config.max_sequence_length, dtype=torch.float32, device=device)
-    angle_PA = torch.outer(position_P, frequency_A2).repeat(1, 2)
-    return angle_PA.cos(), angle_PA.sin()
+    angle_PA2 = torch.outer(position_P, frequency_A2)
+    cos_PA2, sin_PA2 = angle_PA2.cos(), angle_PA2.sin()
+    return cos_PA2.repeat(1, 2), torch.cat((-sin_PA2, sin_PA2), dim=-1)
 
 
 def rotate(x_TXA: Tensor, cos_T1A: Tensor, sin_T1A: Tensor) -> Tensor:
     """Rotary position embedding, halves split, in the type of its arguments."""
     first, second = x_TXA.chunk(2, dim=-1)
-    turned_TXA = torch.cat((-second, first), dim=-1)
-    return x_TXA * cos_T1A + turned_TXA * sin_T1A
+    turned_TXA = torch.cat((second, first), dim=-1)
+    return (x_TXA * cos_T1A).add_(turned_TXA.mul_(sin_T1A))
