@@ -25,8 +25,11 @@ __all__ = [
     "Snapshot",
     "batch_sizes",
     "degree_speeds",
+    "worthwhile",
 ]
 
+NO_GAIN = 0.005
+"""Costs a token that are nearer than this share are the same."""
 MAX_SIZES = 16
 """Batch sizes per degree and kind of step that the optimisation may choose from."""
 
@@ -178,8 +181,12 @@ def degree_speeds(
             tp_degree=degree,
             recompute=profiles.curve(degree, "recompute"),
             cache=profiles.curve(degree, "cache"),
-            recompute_sizes=batch_sizes(shortest, longest),
-            cache_sizes=tuple(row * n for n in batch_sizes(1, n_rows)),
+            recompute_sizes=worthwhile(
+                batch_sizes(shortest, longest), profiles.curve(degree, "recompute")
+            ),
+            cache_sizes=worthwhile(
+                [row * n for n in batch_sizes(1, n_rows)], profiles.curve(degree, "cache")
+            ),
             overhead=overhead,
             others=_recomputing(classes, pace, block_length),
         )
@@ -191,6 +198,18 @@ def batch_sizes(smallest: int, largest: int, n: int = MAX_SIZES) -> tuple[int, .
     """At most `n` whole numbers between the two, each about the same factor above the last."""
     ratio = (largest / smallest) ** (1 / (n - 1))
     return tuple(sorted({round(smallest * ratio**i) for i in range(n)}))
+
+
+def worthwhile(sizes: Sequence[int], curve: LatencyCurve) -> tuple[int, ...]:
+    """Without the sizes that cost as much a token as a smaller one: they only take longer."""
+    kept: list[int] = []
+    lowest = math.inf
+    for size in sizes:
+        cost = curve.seconds(size) / size
+        if cost < (1.0 - NO_GAIN) * lowest:
+            kept.append(size)
+            lowest = cost
+    return tuple(kept)
 
 
 def _recomputing(
