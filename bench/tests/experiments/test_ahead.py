@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dilaserve_bench.experiments.ahead import AHEAD, OVERHEAD, frontier, margin
-from dilaserve_bench.experiments.document import Document, Row
+from dilaserve_bench.experiments.document import Row
 from dilaserve_bench.experiments.page import as_text
 
 from .helpers import session
@@ -66,28 +66,8 @@ def test_rates_follow_the_overhead(tmp_path: Path) -> None:
     assert {r.overhead for r in document.rows} == {0.7975}
 
 
-def test_promised_rates_by_overhead() -> None:
-    falling = [
-        row(policy, rate, attainment, 0.8, overhead)
-        for overhead in (1.0, 1.5)
-        for policy, knee in (("tediserve", 2.0 / overhead), ("dilaserve", 2.4 / overhead))
-        for rate, attainment in ((knee - 0.5, 1.0), (knee + 0.5, 0.9))
-    ]
-    document = Document(
-        name="overhead", seeds=[0, 1], n=10, rows=falling, published={},
-        found={"1": {"rate_at_95": {"tediserve": 2.0, "dilaserve": 2.4}, "ratio": 1.2}},
-        is_quick=False, is_complete=True,
-    )  # fmt: skip
-    text = as_text(OVERHEAD.page(document), is_quick=False, is_complete=True)
-    assert "2.400" in text
-    assert "1.20" in text
-    assert OVERHEAD.draw is not None
-    OVERHEAD.draw(document)
-
-
 def test_quick_run_by_overhead(tmp_path: Path) -> None:
     with session(tmp_path / "points", seeds=1, policies=("infaas",), rates=(1.5,)) as each:
         document = OVERHEAD.run(each)
     assert [r.overhead for r in document.rows] == [1.0, 1.1, 1.25, 1.595]
-    assert list(document.found) == ["1", "1.1", "1.25", "1.595"]
-    OVERHEAD.page(document)
+    assert "1.034" in as_text(OVERHEAD.page(document), is_quick=True, is_complete=True)

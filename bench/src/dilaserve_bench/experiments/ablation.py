@@ -33,9 +33,9 @@ WITH_DEGREES: Mapping[str, Mapping[str, Any]] = {
     f"both, {MIXED}": {},
     f"without all candidates, {MIXED}": {NEEDS_DEGREES: False},
 }
-RATES = (1.75, 1.875, 2.1)
+RATES = (1.75, 1.875, 2.2)
 MIXED_RATES = (1.25,)
-WITHOUT_RATES = (1.875, 2.1)
+WITHOUT_RATES = (1.875, 2.2)
 POINT = 0.01
 
 
