@@ -19,6 +19,16 @@ from dilaserve_bench.twin.faults import Fault, parse_fault
 
 DILASERVE = Path(sys.executable).with_name("dilaserve")
 SMALL = ["--instances", "2xtp1", "--rate", "1.5", "--requests", "20"]
+NONSENSE = [
+    *((name, "nan") for name in ("threshold", "overhead", "rate", "speed", "slo", "horizon")),
+    *((name, "inf") for name in ("rate", "overhead", "speed", "slo", "predictor-error")),
+    *((name, "-1") for name in ("budget", "requests", "prompt", "output", "problems")),
+    *((name, "0") for name in ("budget", "requests", "prompt", "output", "problems", "run-ahead")),
+    *((name, "-1.0") for name in ("threshold", "overhead", "rate", "speed", "slo", "horizon")),
+    *((name, "0.0") for name in ("overhead", "rate", "speed", "slo", "horizon")),
+    ("threshold", "1.5"),
+    ("predictor-error", "nan"),
+]
 
 
 def invoke(*arguments: str) -> Any:
@@ -85,12 +95,25 @@ def test_traces_are_replayed(tmp_path: Path) -> None:
         (["--fault", "t=1:kill=2"], "2 instances"),
         (["--profile", "nowhere.json"], "nowhere.json"),
         (["--average-day", "--trace", "x.csv"], "exclude"),
+        (["--average-day", "--speed", "1e-9"], "nobody arrives"),
+        (["--instances", "99999999xtp1"], "8xtp1,2xtp4"),
+        *(([f"--{name}", value], f"--{name} {value}") for name, value in NONSENSE),
+        (["--plot", "nowhere/page.svg"], "no folder"),
+        (["--plot", "page.gif"], ".svg"),
     ],
 )
 def test_what_cannot_be_simulated_is_named(arguments: list[str], message: str) -> None:
     result = invoke(*SMALL, *arguments)
     assert isinstance(result.exception, DiLaServeError)
     assert message in str(result.exception)
+
+
+def test_a_run_without_instances_is_broken_off() -> None:
+    gone = ["--fault", "t=1:kill=0", "--fault", "t=2:leave=1"]
+    (run,) = answer(*SMALL, *gone)["runs"]
+    assert not run["is_complete"]
+    (run,) = answer(*SMALL, *gone[:-1], "t=2:leave=1:for=60")["runs"]
+    assert run["is_complete"]
 
 
 def test_faults_as_they_are_written() -> None:

@@ -138,9 +138,19 @@ def test_between_thresholds_it_is_linear_and_beyond_constant() -> None:
     assert TABLE.steps(0, 0.95, 64, 4) == 23
 
 
-def test_a_table_with_holes_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("found", "instead"),
+    [
+        ("[23, 35, 58, 101, 90]", "[23, 35]"),
+        ("[23, 35, 58, 101, 90]", "[23, 35, 58, 101, 0]"),
+        ('"n_output": 256', '"n_output": 0'),
+        ('"thresholds": [0.5, 0.6', '"thresholds": [0.6, 0.5'),
+    ],
+)
+def test_a_table_that_makes_no_sense_is_refused(tmp_path: Path, found: str, instead: str) -> None:
     path = tmp_path / "steps.json"
     text = data_file("gsm8k_llada_steps.json").read_text()
-    path.write_text(text.replace("[23, 35, 58, 101, 90]", "[23, 35]"))
+    assert found in text
+    path.write_text(text.replace(found, instead))
     with pytest.raises(DiLaServeError, match=r"steps\.json"):
         load_steps(path)

@@ -125,10 +125,34 @@ def test_servegen_rates(tmp_path: Path) -> None:
         read_rates(path, model="m-small")
 
 
-@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "TIMESTAMP,ContextTokens,GeneratedTokens\n"])
-def test_useless_file_is_named(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("rows", ["", "m,0,1\n", "m,0,1\nm,0,1\n", "m,0,0\nm,9,0\n", "m,0,-1\n"])
+def test_useless_rates_are_named(tmp_path: Path, rows: str) -> None:
+    path = tmp_path / "rates.csv"
+    path.write_text(f"model,t_s,rps\n{rows}")
+    with pytest.raises(TraceError, match=r"rates\.csv"):
+        read_rates(path)
+
+
+AZURE = b"TIMESTAMP,ContextTokens,GeneratedTokens\n"
+BURST = b"Timestamp,Request tokens,Response tokens\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"a,b\n1,2\n",
+        b"\xaf\xfe\x00",
+        AZURE,
+        AZURE + b"yesterday,1,2\n",
+        AZURE + b"2024-05-10 00:00:00,1,2\n2024-05-10 00:00:01\n",
+        BURST + b"nan,1,2\n",
+        BURST + b"0,1e3,2\n",
+    ],
+)
+def test_useless_file_is_named(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "odd.csv"
-    path.write_text(text)
+    path.write_bytes(text)
     with pytest.raises(TraceError, match=r"odd\.csv"):
         read_trace(path, block_length=32, max_sequence_length=4096)
     with pytest.raises(TraceError, match=r"none\.csv"):

@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 MODEL_ID = "virtual"
+MOST_INSTANCES = 65_536
 
 PassSeconds = Callable[[int], Callable[[VirtualPlan], float]]
 """By TP degree: how long a pass takes."""
@@ -83,8 +84,11 @@ def parse_mix(text: str) -> tuple[Group, ...]:
     groups = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)xtp(\d+)", part.strip())
-        if match is None or int(match[1]) < 1 or int(match[2]) < 1:
-            raise DiLaServeError(f"instances {part!r} are no mix; write for example 8xtp1,2xtp4")
+        if match is None or not 1 <= int(match[1]) <= MOST_INSTANCES or int(match[2]) < 1:
+            raise DiLaServeError(
+                f"instances {part!r} are no mix of up to {MOST_INSTANCES} of a degree; write for "
+                "example 8xtp1,2xtp4"
+            )
         groups.append(Group(tp_degree=int(match[2]), n_instances=int(match[1])))
     return tuple(groups)
 
@@ -127,7 +131,7 @@ class Cluster:
         self._degrees = degrees
         self._workers: list[VirtualWorker | None] = [None] * len(degrees)
         self._by_id: dict[str, VirtualWorker] = {}
-        self._n_started = 0
+        self._n_started = self._n_returning = 0
         self._up_s = self._busy_s = 0.0
 
     def start_all(self) -> None:
@@ -164,6 +168,10 @@ class Cluster:
         if worker is not None:
             worker.receive(sent.command)
 
+    def is_gone(self) -> bool:
+        """Whether no instance is there, and none comes back."""
+        return not self._by_id and not self._n_returning
+
     def utilisation(self) -> float:
         """Share of the time of all instances, as long as they were there, spent in passes."""
         now = self._timeline.now
@@ -181,7 +189,12 @@ class Cluster:
 
     def _start_again(self, number: int, down_s: float | None) -> None:
         if down_s is not None:
-            self._timeline.after(down_s, self.start, number)
+            self._n_returning += 1
+            self._timeline.after(down_s, self._return, number)
+
+    def _return(self, number: int) -> None:
+        self._n_returning -= 1
+        self.start(number)
 
     def _build(self, number: int) -> VirtualWorker:
         spec, degree = self._spec, self._degrees[number]

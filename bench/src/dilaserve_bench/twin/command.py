@@ -13,6 +13,7 @@ from rich.console import Console
 
 from dilaserve.messages import CacheMode
 from dilaserve_bench.twin.advice import PUBLISHED_WMAPE
+from dilaserve_bench.twin.checks import check_plot
 from dilaserve_bench.twin.options import SimulateOptions, make_plan
 from dilaserve_bench.twin.report import Report, report, report_run
 from dilaserve_bench.twin.runner import run_seeds, watching
@@ -124,6 +125,8 @@ def simulate(
     plot: PlotFile = None,
 ) -> None:
     """Run a policy over a virtual cluster; Ctrl-C ends it and reports what there is."""
+    if plot is not None:
+        check_plot(plot)
     options = SimulateOptions(
         policy=policy, threshold=threshold, instances=instances, budget=budget, cache=cache,
         profile=profile, overhead=overhead, lookup=lookup, rate=rate, trace=trace,

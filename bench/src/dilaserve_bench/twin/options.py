@@ -15,6 +15,7 @@ from dilaserve.model_folder import find_model
 from dilaserve.profiles import ProfileSet, load_profiles
 from dilaserve_bench.data import average_day, data_file, sharegpt_classes
 from dilaserve_bench.twin.advice import PUBLISHED_WMAPE, StandIn, trained_in
+from dilaserve_bench.twin.checks import check_options
 from dilaserve_bench.twin.cluster import ClusterSpec, parse_mix
 from dilaserve_bench.twin.faults import parse_fault
 from dilaserve_bench.twin.recorded import RecordedSource, StepTable, load_steps
@@ -90,6 +91,7 @@ class Plan:
 
 def make_plan(options: SimulateOptions, environ: Mapping[str, str]) -> Plan:
     """Raises DiLaServeError for what cannot be simulated."""
+    check_options(options)
     spec = ClusterSpec(
         groups=parse_mix(options.instances),
         overhead=options.overhead,

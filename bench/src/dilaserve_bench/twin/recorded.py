@@ -58,6 +58,10 @@ def load_steps(path: Path) -> StepTable:
         raise DiLaServeError(f"step counts {path} cannot be read: {error}") from error
     if not table.rows or any(len(row) != len(table.thresholds) for row in table.rows):
         raise DiLaServeError(f"step counts {path}: every row needs a count for each threshold")
+    if not table.thresholds or table.thresholds != sorted(set(table.thresholds)):
+        raise DiLaServeError(f"step counts {path}: thresholds have to ascend, and be some")
+    if min(table.n_output, table.block_length, *map(min, table.rows)) < 1:
+        raise DiLaServeError(f"step counts {path}: lengths and counts have to be at least 1")
     return table
 
 

@@ -124,14 +124,18 @@ class Simulation:
         )
 
     def run(self, interrupted: Callable[[], bool] = lambda: False) -> Run:
-        """Until every request has ended, or `interrupted()` when it is asked."""
+        """Until every request has ended, no instance is left or comes back, or `interrupted()`
+        when it is asked."""
         started = self._timer()
         self.scheduler.start()
         self.cluster.start_all()
         self.clients.start()
         for fault in self._scenario.faults:
             self.timeline.at(fault.at_s, self._happen, fault)
-        self.timeline.run(horizon_s=self._scenario.horizon_s, interrupted=interrupted)
+        self.timeline.run(
+            horizon_s=self._scenario.horizon_s,
+            interrupted=lambda: interrupted() or self.cluster.is_gone(),
+        )
         return Run(
             seed=self._seed,
             served=list(self.clients.served.values()),

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 from dilaserve.errors import DiLaServeError
 
 __all__ = ["RateSeries", "TraceEntry", "TraceError", "is_rates", "read_rates", "read_trace"]
 
 _Row = Mapping[str, str]
+T = TypeVar("T")
 
 
 class TraceError(DiLaServeError):
@@ -63,34 +66,48 @@ def is_rates(path: Path) -> bool:
 
 def read_rates(path: Path, *, model: str | None = None) -> RateSeries:
     """ServeGen's `model,t_s,rps,...` of one model, by default the first one. Raises TraceError."""
-    rows = [(row["model"], float(row["t_s"]), float(row["rps"])) for row in _rows(path)]
+    rows = list(_parsed(path, _rates))
+    if not rows:
+        raise TraceError(f"rates {path} are empty")
     name = model or rows[0][0]
     series = [(t_s, rps) for each, t_s, rps in rows if each == name]
     if len(series) < 2:
         raise TraceError(f"rates {path} hold fewer than two slots of {name!r}")
+    if series[1][0] <= series[0][0] or not any(rps for _, rps in series):
+        raise TraceError(f"rates {path} of {name!r}: time does not pass, or nobody comes")
     return RateSeries(series[1][0] - series[0][0], tuple(rps for _, rps in series))
 
 
 def _entries(path: Path) -> Iterator[TraceEntry]:
-    rows = _rows(path)
-    first = next(rows, None)
+    first = next(_rows(path), None)
     if first is None:
         raise TraceError(f"trace {path} is empty")
     for columns, parse in _FORMATS.items():
         if columns <= first.keys():
-            yield parse(first)
-            yield from map(parse, rows)
+            yield from _parsed(path, parse)
             return
     known = "; ".join(", ".join(sorted(columns)) for columns in _FORMATS)
     raise TraceError(f"trace {path} has columns {', '.join(first)}; known are: {known}")
 
 
+def _parsed(path: Path, parse: Callable[[_Row], T]) -> Iterator[T]:
+    for number, row in enumerate(_rows(path), 1):
+        try:
+            yield parse(row)
+        except (TypeError, ValueError) as error:  # a cell that is missing is None
+            raise TraceError(
+                f"trace {path}, row {number} under its head: {error}; mend or remove that row"
+            ) from error
+
+
 def _rows(path: Path) -> Iterator[dict[str, str]]:
     try:
-        with path.open(newline="") as file:
+        with path.open(newline="", encoding="utf-8") as file:
             yield from csv.DictReader(file)
     except OSError as error:
         raise TraceError(f"trace {path} cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise TraceError(f"trace {path} is no CSV in UTF-8: {error}; give another file") from error
 
 
 def _azure(row: _Row) -> TraceEntry:
@@ -100,8 +117,22 @@ def _azure(row: _Row) -> TraceEntry:
 
 def _burstgpt(row: _Row) -> TraceEntry:
     return TraceEntry(
-        float(row["Timestamp"]), int(row["Request tokens"]), int(row["Response tokens"])
+        _finite(row["Timestamp"]), int(row["Request tokens"]), int(row["Response tokens"])
     )
+
+
+def _rates(row: _Row) -> tuple[str, float, float]:
+    rps = _finite(row["rps"])
+    if rps < 0:
+        raise ValueError(f"{rps} arrivals a second")
+    return row["model"], _finite(row["t_s"]), rps
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is no finite number")
+    return value
 
 
 _FORMATS: dict[frozenset[str], Callable[[_Row], TraceEntry]] = {

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
+from dilaserve.errors import DiLaServeError
 from dilaserve_bench.twin.traces import TraceEntry
 
 __all__ = [
@@ -131,6 +132,8 @@ def _piecewise(rng: random.Random, rates: Sequence[float], slot_s: float) -> lis
 def _compose(
     seed: int, times: Sequence[float], classes: Sequence[RequestClass], n_cases: int
 ) -> Workload:
+    if not times:
+        raise DiLaServeError("nobody arrives at these rates; raise --speed, or give another trace")
     weights = [each.weight for each in classes]
     drawn = _stream(seed, "sizes").choices(classes, weights, k=len(times))
     return _arrivals(seed, times, drawn, n_cases)

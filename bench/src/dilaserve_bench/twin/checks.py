@@ -1,0 +1,69 @@
+"""Whether what `dilaserve simulate` was told can be simulated: the ranges of its numbers, and where
+the plot is to go, so that a run of minutes does not end with nothing. Knows no files' contents.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dilaserve.errors import DiLaServeError
+
+if TYPE_CHECKING:
+    from dilaserve_bench.twin.options import SimulateOptions
+
+__all__ = ["PLOTS", "check_file", "check_options", "check_plot"]
+
+PLOTS = (".svg", ".png", ".pdf")
+WORST_WMAPE = 10.0
+"""Errors are drawn in logarithms, which a larger one would take beyond any number."""
+HUGE = 1e9
+"""Stands for any number, but not for infinity."""
+
+_Range = tuple[str, float | None, float, float, bool, str]
+"""Option, value (None: not given), least, most, whether the least is excluded, an example."""
+
+
+def check_options(options: SimulateOptions) -> None:
+    """Raises DiLaServeError for the first number that is out of its range."""
+    for name, value, least, most, is_open, example in _ranges(options):
+        if value is None or (least <= value <= most and not (is_open and value == least)):
+            continue
+        rule = f"above {least:g}" if is_open else f"from {least:g}"
+        raise DiLaServeError(
+            f"--{name} {value} is not {rule} to {most:g}; write for example {example}"
+        )
+
+
+def _ranges(options: SimulateOptions) -> Iterator[_Range]:
+    yield "threshold", options.threshold, 0.0, 1.0, False, "0.9"
+    yield "budget", options.budget, 1, HUGE, False, "8192"
+    yield "overhead", options.overhead, 0.0, HUGE, True, "1.5"
+    yield "rate", options.rate, 0.0, HUGE, True, "1.5"
+    yield "speed", options.speed, 0.0, HUGE, True, "2"
+    yield "requests", options.requests, 1, HUGE, False, "1319"
+    yield "prompt", options.prompt, 1, HUGE, False, "1075"
+    yield "output", options.output, 1, HUGE, False, "256"
+    yield "slo", options.slo_s, 0.0, HUGE, True, "9.5"
+    yield "problems", options.problems, 1, HUGE, False, "64"
+    yield "run-ahead", options.run_ahead, 1, HUGE, False, "1"
+    yield "horizon", options.horizon_s, 0.0, math.inf, True, "600"
+    yield "predictor-error", options.predictor_error, -math.inf, WORST_WMAPE, False, "0.193"
+
+
+def check_plot(path: Path) -> None:
+    """Raises DiLaServeError for what is no plot's file, or lies nowhere."""
+    if path.suffix not in PLOTS:
+        raise DiLaServeError(f"--plot {path}: give a file that ends in {', '.join(PLOTS)}")
+    check_file(path, "--plot")
+
+
+def check_file(path: Path, option: str) -> None:
+    """Raises DiLaServeError for a file that could not be written. Writes nothing."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise DiLaServeError(f"{option} {path}: there is no folder {path.parent}; create it")
+    if path.is_dir():
+        raise DiLaServeError(f"{option} {path} is a folder; give a file in it")
