@@ -20,6 +20,7 @@ from dilaserve_bench.engine.batching import measure_batching
 from dilaserve_bench.engine.feed import Feed, Work, requests_of
 from dilaserve_gpu_worker.engine.batch import build_batch
 from dilaserve_gpu_worker.engine.engine import Engine
+from dilaserve_gpu_worker.engine.types import BatchOutput
 from dilaserve_gpu_worker.models.model import Model
 from dilaserve_gpu_worker.weights import load_model
 
@@ -90,10 +91,26 @@ def test_feed_keeps_so_many_at_work(model: Model, is_continuous: bool) -> None:
 
 
 def test_batching_compares_the_same_requests(model: Model) -> None:
-    found = measure_batching(new_engine(model), WORK, concurrency=2, n_requests=4, n_rounds=1)
+    work = Work(vocab_size=100, n_prompt=20, outputs=(96, 32, 32), threshold=0.5)
+    engine = new_engine(model)
+    n_passes = 0
+
+    def clock() -> float:
+        return float(n_passes)
+
+    step = engine.step
+
+    def counted() -> BatchOutput | None:
+        nonlocal n_passes
+        n_passes += 1
+        return step()
+
+    engine.step = counted  # type: ignore[method-assign]
+    found = measure_batching(engine, work, concurrency=2, n_requests=6, n_rounds=1, clock=clock)
     assert found.over_static == pytest.approx(found.continuous / found.static)
     assert found.over_padded == pytest.approx(found.continuous / found.padded)
-    assert found.n_requests == 4
+    assert found.continuous > found.static > found.padded
+    assert engine.n_free_kv_tokens == 1024
 
 
 def test_command_prints_rows_and_what_is_left() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-import time
+from collections.abc import Callable
 from itertools import islice
 
 import msgspec
@@ -31,45 +31,59 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_batching(
-    engine: Engine, work: Work, *, concurrency: int, n_requests: int, n_rounds: int
+    engine: Engine,
+    work: Work,
+    *,
+    concurrency: int,
+    n_requests: int,
+    n_rounds: int,
+    clock: Callable[[], float],
 ) -> Batching:
     """The same requests in each of the three ways."""
     longest = max(work.outputs)
     rounds = [
         (
-            _speed(engine, work, concurrency, n_requests),
-            _speed(engine, work, concurrency, n_requests, is_continuous=False),
-            _speed(engine, work, concurrency, n_requests, is_continuous=False, canvas=longest),
+            _seconds(engine, _feed(engine, work, concurrency, n_requests), clock),
+            _seconds(engine, _feed(engine, work, concurrency, n_requests, static=True), clock),
+            _seconds(
+                engine,
+                _feed(engine, work, concurrency, n_requests, static=True, canvas=longest),
+                clock,
+            ),
         )
         for _ in range(n_rounds)
     ]
+    n_wanted = sum(work.outputs[number % len(work.outputs)] for number in range(n_requests))
     continuous, static, padded = (statistics.median(way) for way in zip(*rounds, strict=True))
     return Batching(
         concurrency=concurrency,
         n_requests=n_requests,
-        continuous=continuous,
-        static=static,
-        padded=padded,
-        over_static=statistics.median(c / s for c, s, _ in rounds),
-        over_padded=statistics.median(c / p for c, _, p in rounds),
+        continuous=n_wanted / continuous,
+        static=n_wanted / static,
+        padded=n_wanted / padded,
+        over_static=statistics.median(s / c for c, s, _ in rounds),
+        over_padded=statistics.median(p / c for c, _, p in rounds),
     )
 
 
-def _speed(
+def _feed(
     engine: Engine,
     work: Work,
     concurrency: int,
     n_requests: int,
     *,
-    is_continuous: bool = True,
+    static: bool = False,
     canvas: int | None = None,
-) -> float:
+) -> Feed:
     requests = islice(requests_of(work, canvas=canvas), n_requests)
-    feed = Feed(engine, requests, concurrency, is_continuous=is_continuous)
-    start = time.perf_counter()
+    return Feed(engine, requests, concurrency, is_continuous=not static)
+
+
+def _seconds(engine: Engine, feed: Feed, clock: Callable[[], float]) -> float:
+    """Until all are done."""
+    start = clock()
     while feed.fill():
         output = engine.step()
         assert output is not None
         feed.drop_finished(output)
-    n_wanted = sum(work.outputs[number % len(work.outputs)] for number in range(n_requests))
-    return n_wanted / (time.perf_counter() - start)
+    return clock() - start

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import typer
@@ -35,6 +36,10 @@ Mixed = Annotated[str, typer.Option(help="Outputs when batches are compared; emp
 Requests = Annotated[int, typer.Option(min=1, help="Requests when batches are compared.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+ClockName = Annotated[
+    Literal["wall", "cpu"],
+    typer.Option(help="cpu: seconds of this process alone, where others want the cores, too."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -50,6 +55,7 @@ def engine(
     mixed: Mixed = "32,256,64,32,128,96,32,64",
     requests: Requests = 64,
     threads: Annotated[int, typer.Option(min=1, help="Torch threads.")] = 1,
+    clock: ClockName = "wall",
     device: Device = "auto",
     dtype: Dtype = "auto",
     as_json: AsJson = False,
@@ -65,11 +71,12 @@ def engine(
     folder = find_model(model, os.environ)
     loaded = load_model(folder, device=choose_device(device), dtype=choose_dtype(dtype))
     work = Work(loaded.config.vocab_size, prompt, (output,), threshold)
+    effort = Effort(passes, rounds, time.process_time if clock == "cpu" else time.perf_counter)
     rows, left = [], {}
     for mode in msgspec.convert(modes.split(","), list[CacheMode]):
         for n in map(int, concurrency.split(",")):
             sys.stderr.write(f"{mode}, {n} at a time\n")
-            row, its_left = _row(loaded, work, mode, n, passes, rounds)
+            row, its_left = _row(loaded, work, mode, n, effort)
             rows.append(row)
             left[f"{mode} {n}"] = its_left
     batching = None
@@ -77,16 +84,25 @@ def engine(
         sys.stderr.write("continuous and static batches\n")
         outputs = tuple(map(int, mixed.split(",")))
         longer = Work(loaded.config.vocab_size, prompt, outputs, threshold)
-        batching = _batching(loaded, longer, requests, rounds)
+        batching = _batching(loaded, longer, requests, effort)
     if as_json:
         found = {"model": folder.name, "device": str(loaded.device), "threads": threads}
+        found["clock"] = clock
         _print_json({**found, "rows": rows, "batching": batching, "left": left})
     else:
         typer.echo("\n".join(_lines(rows, left, batching)))
 
 
+class Effort(NamedTuple):
+    """How much is measured, and by which clock."""
+
+    n_passes: int
+    n_rounds: int
+    clock: Callable[[], float]
+
+
 def _row(
-    model: Model, work: Work, mode: CacheMode, concurrency: int, n_passes: int, n_rounds: int
+    model: Model, work: Work, mode: CacheMode, concurrency: int, effort: Effort
 ) -> tuple[EngineRow, list[Left]]:
     from dilaserve_bench.engine.feed import Feed, requests_of
     from dilaserve_bench.engine.shares import measure_row
@@ -94,15 +110,20 @@ def _row(
     engine = _engine(model, work, mode, concurrency)
     feed = Feed(engine, requests_of(work), concurrency)
     name = mode, concurrency
-    return measure_row(model, engine, feed, name=name, n_passes=n_passes, n_rounds=n_rounds)
+    return measure_row(model, engine, feed, name=name, **effort._asdict())
 
 
-def _batching(model: Model, work: Work, n_requests: int, n_rounds: int) -> Batching:
+def _batching(model: Model, work: Work, n_requests: int, effort: Effort) -> Batching:
     from dilaserve_bench.engine.batching import measure_batching
 
     engine = _engine(model, work, "dual", BATCH)
     return measure_batching(
-        engine, work, concurrency=BATCH, n_requests=n_requests, n_rounds=n_rounds
+        engine,
+        work,
+        concurrency=BATCH,
+        n_requests=n_requests,
+        n_rounds=effort.n_rounds,
+        clock=effort.clock,
     )
 
 

@@ -17,11 +17,14 @@ from dilaserve_gpu_worker.engine.batch import build_batch
 from dilaserve_gpu_worker.engine.engine import Engine, Plan
 from dilaserve_gpu_worker.models.model import Model
 
-__all__ = ["KERNELS", "EngineRow", "Left", "measure_row", "profile_left"]
+__all__ = ["KERNELS", "Clock", "EngineRow", "Left", "measure_row", "profile_left"]
 
 KERNELS = ("::mm", "::addmm", "::bmm", "::linear", "::mkldnn_linear", "scaled_dot_product")
 """Operators of matrix products and attention, by the ends or parts of their names."""
 N_LEFT = 12
+
+Clock = Callable[[], float]
+"""Seconds."""
 
 
 class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,15 +60,22 @@ class _Round:
 
 
 def measure_row(
-    model: Model, engine: Engine, feed: Feed, *, name: tuple[str, int], n_passes: int, n_rounds: int
+    model: Model,
+    engine: Engine,
+    feed: Feed,
+    *,
+    name: tuple[str, int],
+    n_passes: int,
+    n_rounds: int,
+    clock: Clock,
 ) -> tuple[EngineRow, list[Left]]:
     """Rounds of `n_passes` each, after one to warm up; every pass is followed by the bare
     products at its shapes, so that both see the same machine. `name`: mode and concurrency."""
     bare = BareProducts(model)
-    wait = _waiter(model.device)
-    _round(engine, feed, bare, n_passes, wait)
-    rounds = [_round(engine, feed, bare, n_passes, wait) for _ in range(n_rounds)]
-    left = profile_left(engine, feed, n_passes, model.device)
+    device_clock = _waiting(clock, model.device)
+    _round(engine, feed, bare, n_passes, device_clock)
+    rounds = [_round(engine, feed, bare, n_passes, device_clock) for _ in range(n_rounds)]
+    left = profile_left(engine, feed, n_passes * n_rounds, model.device)
     row = EngineRow(
         mode=name[0],
         concurrency=name[1],
@@ -105,31 +115,27 @@ def profile_left(engine: Engine, feed: Feed, n_passes: int, device: torch.device
     return sorted(left, key=lambda each: -each.share)
 
 
-def _round(
-    engine: Engine, feed: Feed, bare: BareProducts, n_passes: int, wait: Callable[[], None]
-) -> _Round:
+def _round(engine: Engine, feed: Feed, bare: BareProducts, n_passes: int, clock: Clock) -> _Round:
     taken = _Round()
     for _ in range(n_passes):
         feed.fill()
-        plan = _pass(engine, feed, taken, wait)
+        plan = _pass(engine, feed, taken, clock)
         batch = build_batch(plan.rows, bare.shift)
-        start = time.perf_counter()
+        start = clock()
         bare.run(batch)
-        wait()
-        taken.bare_s += time.perf_counter() - start
+        taken.bare_s += clock() - start
     return taken
 
 
-def _pass(engine: Engine, feed: Feed, taken: _Round, wait: Callable[[], None]) -> Plan:
-    start = time.perf_counter()
+def _pass(engine: Engine, feed: Feed, taken: _Round, clock: Clock) -> Plan:
+    start = clock()
     plan = engine.plan()
     assert plan is not None
-    planned = time.perf_counter()
+    planned = clock()
     scores = engine.forward(plan)
-    wait()
-    computed = time.perf_counter()
+    computed = clock()
     output = engine.unmask(plan, scores)
-    taken.step_s += time.perf_counter() - start
+    taken.step_s += clock() - start
     taken.forward_s += computed - planned
     taken.n_tokens += sum(len(step.positions) for step in output.steps)
     feed.drop_finished(output)
@@ -140,11 +146,16 @@ def _is_kernel(name: str) -> bool:
     return any(name.endswith(k) or (k == KERNELS[-1] and k in name) for k in KERNELS)
 
 
-def _waiter(device: torch.device) -> Callable[[], None]:
-    """Waits until the device has done what it was told."""
-    if device.type == "cuda":
-        return lambda: torch.cuda.synchronize(device)
-    return lambda: None
+def _waiting(clock: Clock, device: torch.device) -> Clock:
+    """The clock, read when the device has done what it was told."""
+    if device.type != "cuda":
+        return clock
+
+    def wait_and_read() -> float:
+        torch.cuda.synchronize(device)
+        return clock()
+
+    return wait_and_read
 
 
 def _median(rounds: Sequence[_Round], value: Callable[[_Round], float]) -> float:

@@ -63,5 +63,5 @@ def _throughput(axes: Axes, served: Sequence[Served]) -> None:
     axes.plot([row.rate for row in rows], [row.requests_per_s for row in rows], "o-")
     axes.set_xlabel("arrivals a second")
     axes.set_ylabel("requests served a second")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.1 * max(row.requests_per_s for row in rows) or 1.0)
     axes.grid(alpha=0.3)
