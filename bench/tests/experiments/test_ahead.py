@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dilaserve.errors import DiLaServeError
 from dilaserve_bench.experiments.ahead import AHEAD, OVERHEAD, frontier, margin
 from dilaserve_bench.experiments.document import Row
 from dilaserve_bench.experiments.page import as_text
@@ -71,3 +72,12 @@ def test_quick_run_by_overhead(tmp_path: Path) -> None:
         document = OVERHEAD.run(each)
     assert [r.overhead for r in document.rows] == [1.0, 1.1, 1.25, 1.595]
     assert "1.034" in as_text(OVERHEAD.page(document), is_quick=True, is_complete=True)
+
+
+@pytest.mark.parametrize("policy", ["fixed-nan", "fixed-7", "fixed--0.1", "fixed-", "magic"])
+def test_policies_that_are_none_are_named(tmp_path: Path, policy: str) -> None:
+    with (
+        session(tmp_path / "points.jsonl", policies=(policy,), rates=(1.5,)) as given,
+        pytest.raises(DiLaServeError, match="--policies"),
+    ):
+        AHEAD.run(given)

@@ -178,7 +178,11 @@ def test_plot_into_a_file_or_a_folder(counting: Counting, tmp_path: Path) -> Non
     ("arguments", "message"),
     [
         (["--policies", "infaas"], "knows no --policies infaas; it knows --seeds, --rates"),
-        (["--rates", "fast"], "'fast' are no numbers; write for example"),
+        *(
+            (["--rates", rates], f"{rates!r} are no numbers above 0; write for example")
+            for rates in ("fast", "nan", "1.5,inf", "0", "1.5,-1")
+        ),
+        (["--out", "."], "--out . is a folder"),
         (["--plot", "plot.docx"], "plot plot.docx cannot be written; give a folder that exists"),
         (["--out", "nowhere/at/all.json"], "there is no folder nowhere/at"),
     ],

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import pytest
 
+from dilaserve.errors import DiLaServeError
 from dilaserve_bench.experiments.ledger import Ledger, code_fingerprint
 
 
@@ -48,6 +50,31 @@ def test_a_line_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
     Ledger(path).keep("a", Value(1.0))
     path.write_bytes(path.read_bytes() + b'{"key": {"ki')
     assert Ledger(path).find("a", Value) == Value(1.0)
+
+
+def test_what_comes_behind_a_line_that_was_cut_off_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "points.jsonl"
+    Ledger(path).keep("a", Value(1.0))
+    path.write_bytes(path.read_bytes() + b'{"key": {"ki')
+    Ledger(path).keep("b", Value(2.0))
+    assert Ledger(path).missing(["a", "b"], Value) == []
+
+
+def test_what_is_not_of_its_type_is_measured_again(tmp_path: Path) -> None:
+    path = tmp_path / "points.jsonl"
+    Ledger(path).keep("a", Value(1.0))
+    path.write_bytes(path.read_bytes().replace(b"1.0", b'"one"'))
+    ledger = Ledger(path)
+    assert ledger.find("a", Value) is None
+    assert ledger.missing(["a"], Value) == ["a"]
+
+
+def test_where_nothing_can_be_kept_nothing_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "points.jsonl").mkdir()
+    for path in (tmp_path / "file" / "points.jsonl", tmp_path / "points.jsonl"):
+        with pytest.raises(DiLaServeError, match="set DILASERVE_HOME"):
+            Ledger(path)
 
 
 def test_fingerprint_is_of_sources_that_exist() -> None:

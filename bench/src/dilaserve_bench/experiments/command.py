@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -149,8 +150,11 @@ def _list(*, as_json: bool) -> None:
 
 def _numbers(text: str) -> tuple[float, ...]:
     try:
-        return tuple(float(part) for part in text.split(",") if part)
+        numbers = tuple(float(part) for part in text.split(",") if part)
     except ValueError:
+        numbers = (math.nan,)
+    if not all(math.isfinite(number) and number > 0 for number in numbers):
         raise DiLaServeError(
-            f"--rates {text!r} are no numbers; write for example 1.75,1.875"
-        ) from None
+            f"--rates {text!r} are no numbers above 0; write for example 1.75,1.875"
+        )
+    return numbers

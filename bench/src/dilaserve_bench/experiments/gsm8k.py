@@ -5,6 +5,7 @@ Every policy gets the same arrivals and the same recorded step rows.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -186,8 +187,11 @@ def _as_run(point: Point) -> Point:
 
 def _fixed(name: str) -> float:
     try:
-        return float(name.removeprefix(FIXED))
+        threshold = float(name.removeprefix(FIXED))
     except ValueError:
+        threshold = math.nan
+    if not 0.0 <= threshold <= 1.0:
         raise DiLaServeError(
-            f"--policies {name!r} names no threshold; write for example {FIXED}0.7"
-        ) from None
+            f"--policies {name!r} names no threshold in 0..1; write for example {FIXED}0.7"
+        )
+    return threshold

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import msgspec
 
 from dilaserve.errors import DiLaServeError
 from dilaserve_bench.experiments.document import Document
+from dilaserve_bench.twin.checks import check_file
 
 __all__ = ["as_json", "check_target", "commit_of", "write_result"]
 
@@ -30,15 +32,23 @@ def check_target(path: Path, *, is_quick: bool) -> None:
     """Raises DiLaServeError if a result must not be written there."""
     if is_quick and _is_full(path):
         raise DiLaServeError(f"{path} holds a full result; give --quick another --out")
-    if not path.absolute().parent.is_dir():
-        raise DiLaServeError(f"--out {path}: there is no folder {path.parent}; create it")
+    check_file(path, "--out")
 
 
 def write_result(document: Document[Any], path: Path) -> bool:
-    """False if it was left as it was: what was interrupted never replaces a full result."""
+    """False if it was left as it was: what was interrupted never replaces a full result. Replaces
+    at once; raises DiLaServeError when it cannot be written."""
     if not document.is_complete and _is_full(path):
         return False
-    path.write_text(as_json(document) + "\n")
+    written = path.with_name(path.name + ".new")
+    try:
+        written.write_text(as_json(document) + "\n")
+        os.replace(written, path)
+    except OSError as error:
+        raise DiLaServeError(
+            f"--out {path} cannot be written: {error.strerror}; run it again with another --out: "
+            "what was measured is kept"
+        ) from error
     return True
 
 
