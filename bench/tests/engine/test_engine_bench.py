@@ -110,6 +110,7 @@ def test_batching_compares_the_same_requests(model: Model) -> None:
     assert found.over_static == pytest.approx(found.continuous / found.static)
     assert found.over_padded == pytest.approx(found.continuous / found.padded)
     assert found.continuous > found.static > found.padded
+    assert found.fewer_passes == pytest.approx(found.over_static)  # by this clock
     assert engine.n_free_kv_tokens == 1024
 
 

@@ -28,6 +28,9 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
     """Static, and every canvas is as long as the longest, as the reference implementations do."""
     over_static: float
     over_padded: float
+    fewer_passes: float
+    """Passes of static batches by those of continuous ones: the gain over static where a pass
+    takes as long however many rows it has, as small ones do on a GPU."""
 
 
 def measure_batching(
@@ -43,9 +46,9 @@ def measure_batching(
     longest = max(work.outputs)
     rounds = [
         (
-            _seconds(engine, _feed(engine, work, concurrency, n_requests), clock),
-            _seconds(engine, _feed(engine, work, concurrency, n_requests, static=True), clock),
-            _seconds(
+            _take(engine, _feed(engine, work, concurrency, n_requests), clock),
+            _take(engine, _feed(engine, work, concurrency, n_requests, static=True), clock),
+            _take(
                 engine,
                 _feed(engine, work, concurrency, n_requests, static=True, canvas=longest),
                 clock,
@@ -54,15 +57,19 @@ def measure_batching(
         for _ in range(n_rounds)
     ]
     n_wanted = sum(work.outputs[number % len(work.outputs)] for number in range(n_requests))
-    continuous, static, padded = (statistics.median(way) for way in zip(*rounds, strict=True))
+    continuous, static, padded = (
+        statistics.median(seconds for seconds, _ in way) for way in zip(*rounds, strict=True)
+    )
+    (_, n_continuous), (_, n_static), _ = rounds[0]
     return Batching(
         concurrency=concurrency,
         n_requests=n_requests,
         continuous=n_wanted / continuous,
         static=n_wanted / static,
         padded=n_wanted / padded,
-        over_static=statistics.median(s / c for c, s, _ in rounds),
-        over_padded=statistics.median(p / c for c, _, p in rounds),
+        over_static=statistics.median(s / c for (c, _), (s, _), _ in rounds),
+        over_padded=statistics.median(p / c for (c, _), _, (p, _) in rounds),
+        fewer_passes=n_static / n_continuous,
     )
 
 
@@ -79,11 +86,12 @@ def _feed(
     return Feed(engine, requests, concurrency, is_continuous=not static)
 
 
-def _seconds(engine: Engine, feed: Feed, clock: Callable[[], float]) -> float:
-    """Until all are done."""
-    start = clock()
+def _take(engine: Engine, feed: Feed, clock: Callable[[], float]) -> tuple[float, int]:
+    """Seconds until all are done, and passes."""
+    start, n_passes = clock(), 0
     while feed.fill():
         output = engine.step()
         assert output is not None
         feed.drop_finished(output)
-    return clock() - start
+        n_passes += 1
+    return clock() - start, n_passes

@@ -159,5 +159,6 @@ def _lines(
         yield (
             f"{batching.concurrency} at a time, mixed lengths: continuous "
             f"{batching.continuous:.0f} tokens/s, {batching.over_static:.2f} x static, "
-            f"{batching.over_padded:.2f} x static and padded"
+            f"{batching.over_padded:.2f} x static and padded; {batching.fewer_passes:.2f} x fewer "
+            "passes than static"
         )
