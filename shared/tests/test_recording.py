@@ -91,6 +91,7 @@ def test_a_run_is_complete_with_every_step_up_to_its_end() -> None:
     assert not is_complete(run[:2])
     assert not is_complete([run[0], run[2]])
     assert not is_complete(run[1:])
+    assert not is_complete([msgspec.structs.replace(run[0], n_output=64), *run[1:]])
 
 
 def test_no_file_has_no_runs(tmp_path: Path) -> None:
@@ -101,6 +102,32 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     path.write_bytes(msgspec.json.encode(step_of(1)) + b'\n{"step": -1}\n')
     with pytest.raises(RecordingError, match=r"steps\.jsonl, line 2: .*remove that line"):
+        list(read_steps(path))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"n_output": 0},
+        {"block_length": 0},
+        {"step": 0},
+        {"block": 1},
+        {"n_unmasked": 4},
+        {"n_block_masked": 4},
+    ],
+)
+def test_a_state_that_no_canvas_has_is_named(tmp_path: Path, changes: dict[str, int]) -> None:
+    path = tmp_path / "steps.jsonl"
+    with StepWriter(path) as writer:
+        writer.write([step_of(1), msgspec.structs.replace(step_of(2), **changes)])
+    with pytest.raises(RecordingError, match=r"steps\.jsonl, line 2: .*remove that line"):
+        list(read_steps(path))
+
+
+def test_too_deep_a_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_bytes(b'{"x":' + 100_000 * b"[" + b"\n")
+    with pytest.raises(RecordingError, match=r"line 1: .*remove that line"):
         list(read_steps(path))
 
 

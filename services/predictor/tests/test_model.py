@@ -11,6 +11,8 @@ import pytest
 from dilaserve_predictor.loading import PredictorFolder
 from dilaserve_predictor.model import FILE_NAME, PredictorError, StepModel
 
+DEEP = b'{"info":{"parameters":{"a":' + 100_000 * b"["
+
 
 def test_what_is_saved_is_loaded(trained: StepModel, tmp_path: Path) -> None:
     path = trained.save(tmp_path / "new")
@@ -33,17 +35,23 @@ def broken(path: Path, change: str) -> None:
             content["upper"][0]["features"][0] = 11
         case "field":
             del content["info"]["model_id"]
+        case "errors":
+            del content["info"]["errors"]["full"]
+        case "refresh":
+            content["info"]["refresh_tokens"] = -1
     path.write_bytes(msgspec.json.encode(content))
 
 
-@pytest.mark.parametrize("change", ["features", "format", "trees", "tree features", "field"])
+@pytest.mark.parametrize(
+    "change", ["features", "format", "trees", "tree features", "field", "errors", "refresh"]
+)
 def test_a_file_with_a_fault_is_named(trained: StepModel, tmp_path: Path, change: str) -> None:
     broken(trained.save(tmp_path), change)
     with pytest.raises(PredictorError, match=r"predictor\.json cannot be read: .*train it by"):
         StepModel.load(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]"])
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", DEEP])
 def test_what_is_no_predictor_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / FILE_NAME).write_bytes(content)
     with pytest.raises(PredictorError, match="cannot be read"):

@@ -80,3 +80,9 @@ def test_runs_of_two_models_are_refused() -> None:
 def test_nothing_to_train_on_is_refused() -> None:
     with pytest.raises(PredictorError, match="no run from start to end"):
         train([run_of(1, lambda _: 0.9)[:-1]])
+
+
+def test_runs_of_one_step_are_refused() -> None:
+    runs = [run_of(prompt, lambda _: 0.9, n_output=1) for prompt in range(12)]
+    with pytest.raises(PredictorError, match="none of these runs has a second step"):
+        train(runs)

@@ -116,8 +116,8 @@ def read_steps(path: Path) -> Iterator[RecordedStep]:
                 if not line.endswith(b"\n"):
                     return
                 try:
-                    yield decode(line)
-                except msgspec.DecodeError as error:
+                    yield _checked(decode(line))
+                except (msgspec.DecodeError, ValueError, RecursionError) as error:
                     raise RecordingError(
                         f"steps {path}, line {number}: {error}; remove that line, or record again"
                     ) from error
@@ -146,12 +146,31 @@ def complete_runs(path: Path) -> set[str]:
 
 
 def is_complete(run: Sequence[RecordedStep]) -> bool:
-    """Whether a run has all its steps: numbered 1, 2, 3 … up to one with a finish reason."""
+    """Whether a run has all its steps: numbered 1, 2, 3 … up to one with a finish reason, and all
+    of one prompt and one size."""
     return (
         len(run) > 0
         and run[-1].finish_reason is not None
         and all(step.step == number for number, step in enumerate(run, 1))
+        and len({(step.prompt_id, step.n_output, step.block_length) for step in run}) == 1
     )
+
+
+def _checked(step: RecordedStep) -> RecordedStep:
+    """Raises ValueError for a state that no canvas can have."""
+    if not (step.n_output and step.block_length and step.step):
+        raise ValueError(
+            f"n_output {step.n_output}, block_length {step.block_length} and step {step.step} "
+            "have to be at least 1"
+        )
+    size = min(step.block_length, step.n_output - step.block * step.block_length)
+    if size < 1 or step.n_block_masked > size or step.n_unmasked > step.n_output:
+        raise ValueError(
+            f"block {step.block} with {step.n_block_masked} masked positions, and "
+            f"{step.n_unmasked} tokens in all, are not of a canvas of {step.n_output} in blocks "
+            f"of {step.block_length}"
+        )
+    return step
 
 
 def _cut_unfinished_line(path: Path) -> None:

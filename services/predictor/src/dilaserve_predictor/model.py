@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from dilaserve.errors import DiLaServeError
-from dilaserve.messages import StepQuestion
+from dilaserve.messages import Count, StepQuestion
 from dilaserve_predictor.features import FEATURES, OUTPUT_LENGTH, Floats, feature_matrix
 from dilaserve_predictor.trees import Tree, Trees
 
@@ -67,7 +67,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """By variant: one_shot, progress, full."""
     upper_coverage: float
     """Share of the truths at or below the upper quantile; on held-out prompts."""
-    refresh_tokens: int
+    refresh_tokens: Count
     """Newly unmasked tokens between two predictions by the paper's 5 % rule (section 3.2.3)."""
     granularity: list[tuple[int, float]]
     """(newly unmasked tokens between two predictions, WMAPE of what the scheduler then knows)."""
@@ -108,7 +108,7 @@ class StepModel(msgspec.Struct, frozen=True, kw_only=True):
             _check(model.info)
         except OSError as error:
             reason = str(error.strerror)
-        except (msgspec.DecodeError, ValueError) as error:
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
             reason = str(error)
         else:
             return model
@@ -154,3 +154,5 @@ def _check(info: ModelInfo) -> None:
         raise ValueError(f"format {info.format} is not {FORMAT}, the one of this version")
     if info.features != FEATURES:
         raise ValueError(f"features {info.features} are not {FEATURES}")
+    if "full" not in info.errors:
+        raise ValueError(f"errors of {', '.join(info.errors) or 'nothing'}, and none of full")

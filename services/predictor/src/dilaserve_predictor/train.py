@@ -58,6 +58,11 @@ def train(
     complete = [run for run in runs if is_complete(run)]
     model_id = _model_id(complete)
     examples = examples_of(complete)
+    if not examples.is_running.any():
+        raise PredictorError(
+            "none of these runs has a second step, so there is nothing to predict; record longer "
+            "outputs"
+        )
     sets = _folds(examples)
 
     def fit(training: Examples, columns: list[int], objective: dict[str, Any]) -> Grown:
