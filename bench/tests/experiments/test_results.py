@@ -58,3 +58,16 @@ def test_claims_rest_on_the_overhead_that_was_fitted(path: Path) -> None:
     fitted = load("calibration")[1].found["overhead"]
     used = load(path.stem)[1].found.get("overhead", fitted)
     assert used == pytest.approx(fitted, abs=0.005)
+
+
+def test_dilaserve_is_as_far_ahead_as_is_said() -> None:
+    """Issue 3: the promise kept at 1.875, at which threshold, and up to which rate."""
+    document: Document[Row] = load("ahead")[1]
+    (at,) = [r for r in document.rows if (r.policy, r.rate) == ("dilaserve", 1.875)]
+    assert at.attainment >= 0.99
+    assert at.mean_threshold is not None
+    assert at.mean_threshold >= 0.78
+    assert document.found["ratio"] >= 1.2
+    assert document.found["both_99"]
+    assert all(both["dilaserve"] >= both["tediserve"] for both in document.found["both_99"])
+    assert all(above >= 0 for above in document.found["above_fixed"].values())
