@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from dilaserve.errors import InvalidRequestError
 from dilaserve.messages import CacheMode
-from dilaserve.recording import RecordedStep, complete_runs, is_complete, read_runs
+from dilaserve.recording import RecordedStep, RecordingError, complete_runs, is_complete, read_runs
 from dilaserve.store.records import DecodingSpec
 from dilaserve_gpu_worker.engine.alone import denoise_alone
 from dilaserve_gpu_worker.models.model import Model
@@ -166,6 +166,28 @@ def test_interrupted_it_keeps_what_it_has(
     assert result.exit_code == 130
     assert "has 7 of 32 runs; the same command goes on" in result.output
     assert len(complete_runs(out)) == 7
+
+
+@pytest.mark.parametrize("changes", [["--model-name", "n"], ["--output-len", 12], ["--block", 4]])
+def test_runs_of_other_sizes_are_not_taken_for_its_own(
+    tmp_path: Path, arguments: list[object], changes: list[object]
+) -> None:
+    out = tmp_path / "out.jsonl"
+    few = [*arguments, "--thresholds", "0.5", "--switching", 0, "--out", out]
+    assert invoke(*few).exit_code == 0
+    before = out.read_bytes()
+    error = invoke(*few, *changes).exception
+    assert isinstance(error, RecordingError)
+    assert "give another --out" in str(error)
+    assert out.read_bytes() == before
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", '{"a":' + 100_000 * "["])
+def test_useless_prompts_are_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(text)
+    with pytest.raises(InvalidRequestError, match=r"prompts\.jsonl"):
+        read_prompts(path, n_output=8)
 
 
 @pytest.mark.parametrize("thresholds", ["0.5,x", "", "0.5,1.5", "0.5,0.5"])

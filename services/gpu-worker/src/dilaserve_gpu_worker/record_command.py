@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dilaserve.messages import CacheMode
-from dilaserve.recording import StepWriter, complete_runs
+from dilaserve.recording import RecordingError, StepWriter, is_complete, read_runs
 
 if TYPE_CHECKING:
     from dilaserve_gpu_worker.recording import PlannedRun, Recorder
@@ -70,16 +70,33 @@ def record(
         last_switch=last_switch,
         seed=seed,
     )
-    done = complete_runs(out)
+    model_id = model_name or model.resolve().name
+    done = _done(out, planned, model_id, block)
     recorder = Recorder(
         load_model(model, device=choose_device(device), dtype=choose_dtype(dtype)),
-        model_name or model.resolve().name,
+        model_id,
         cache=cache,
         block_length=block,
         concurrency=concurrency,
         ignore_eos=ignore_eos,
     )
     _write(recorder, [run for run in planned if run.run_id not in done], len(planned), out)
+
+
+def _done(out: Path, planned: list[PlannedRun], model_id: str, block_length: int) -> set[str]:
+    """Ids of the runs that the file has. Raises RecordingError if these are not the ones planned:
+    a run goes by the name of its prompt, whatever its model and sizes."""
+    n_output = {run.run_id: run.prompt.n_output for run in planned}
+    runs = read_runs([out]) if out.exists() else []
+    for first, *_ in runs:
+        kept = first.model_id, first.block_length, first.n_output
+        wanted = model_id, block_length, n_output.get(first.run_id, first.n_output)
+        if kept != wanted:
+            raise RecordingError(
+                f"steps {out}: run {first.run_id} is of model, block and length {kept}, not of "
+                f"{wanted}; give another --out"
+            )
+    return {run[0].run_id for run in runs if is_complete(run)}
 
 
 def _write(recorder: Recorder, runs: list[PlannedRun], n_planned: int, out: Path) -> None:

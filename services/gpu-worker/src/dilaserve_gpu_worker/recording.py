@@ -80,6 +80,8 @@ def read_prompts(path: Path, *, n_output: int) -> list[Prompt]:
     prompts = [
         _to_prompt(path, number, line, n_output) for number, line in enumerate(lines, 1) if line
     ]
+    if not prompts:
+        raise InvalidRequestError(f"prompts {path} holds none; give a file of JSON lines")
     ids = {prompt.prompt_id for prompt in prompts}
     if len(ids) < len(prompts):
         raise InvalidRequestError(f"prompts {path}: a prompt_id stands twice; make them differ")
@@ -192,7 +194,7 @@ class Recorder:
 def _to_prompt(path: Path, number: int, line: bytes, n_output: int) -> Prompt:
     try:
         given = msgspec.json.decode(line, type=_Line)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidRequestError(f"prompts {path}, line {number}: {error}; mend it") from error
     if given.prompt_ids is None:
         raise InvalidRequestError(
