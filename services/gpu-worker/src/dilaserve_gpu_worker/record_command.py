@@ -70,22 +70,23 @@ def record(
         last_switch=last_switch,
         seed=seed,
     )
-    model_id = model_name or model.resolve().name
-    done = _done(out, planned, model_id, block)
+    missing = _missing(out, planned, model_name or model.resolve().name, block)
     recorder = Recorder(
         load_model(model, device=choose_device(device), dtype=choose_dtype(dtype)),
-        model_id,
+        model_name or model.resolve().name,
         cache=cache,
         block_length=block,
         concurrency=concurrency,
         ignore_eos=ignore_eos,
     )
-    _write(recorder, [run for run in planned if run.run_id not in done], len(planned), out)
+    _write(recorder, missing, len(planned), out)
 
 
-def _done(out: Path, planned: list[PlannedRun], model_id: str, block_length: int) -> set[str]:
-    """Ids of the runs that the file has. Raises RecordingError if these are not the ones planned:
-    a run goes by the name of its prompt, whatever its model and sizes."""
+def _missing(
+    out: Path, planned: list[PlannedRun], model_id: str, block_length: int
+) -> list[PlannedRun]:
+    """Those that the file has not. Raises RecordingError if what it has is not what is planned: a
+    run goes by the name of its prompt, whatever its model and sizes."""
     n_output = {run.run_id: run.prompt.n_output for run in planned}
     runs = read_runs([out]) if out.exists() else []
     for first, *_ in runs:
@@ -96,7 +97,8 @@ def _done(out: Path, planned: list[PlannedRun], model_id: str, block_length: int
                 f"steps {out}: run {first.run_id} is of model, block and length {kept}, not of "
                 f"{wanted}; give another --out"
             )
-    return {run[0].run_id for run in runs if is_complete(run)}
+    done = {run[0].run_id for run in runs if is_complete(run)}
+    return [run for run in planned if run.run_id not in done]
 
 
 def _write(recorder: Recorder, runs: list[PlannedRun], n_planned: int, out: Path) -> None:
