@@ -145,7 +145,7 @@ def _list(*, as_json: bool) -> None:
         typer.echo(msgspec.json.encode(listed).decode())
         return
     for name, e in entries:
-        typer.echo(f"{name:<14}{e.paper:<12}{e.what}")
+        typer.echo(f"{name:<14}{e.paper:<17}{e.what}")
 
 
 def _numbers(text: str) -> tuple[float, ...]:
