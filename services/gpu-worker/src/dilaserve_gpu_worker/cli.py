@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dilaserve_gpu_worker.engine.alone import Denoised
     from dilaserve_gpu_worker.replay import Difference, ReplayReport
 
+Threads = Annotated[int, typer.Option(min=1, help="Torch threads.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -46,6 +47,7 @@ def denoise(
     stop_at_eos: Annotated[
         bool, typer.Option("--stop-at-eos", help="End at an EOS; by default it is ignored.")
     ] = False,
+    threads: Threads = 1,
     device: Device = "auto",
     dtype: Dtype = "auto",
     as_json: AsJson = False,
@@ -56,10 +58,13 @@ def denoise(
     if threshold is not None and not 0 <= threshold <= 1:
         raise typer.BadParameter(f"--threshold {threshold} is not from 0 to 1; use for example 0.9")
     prompt = _parse_ids(prompt_ids)
+    import torch
+
     from dilaserve_gpu_worker.device import choose_device, choose_dtype
     from dilaserve_gpu_worker.engine.alone import denoise_alone
     from dilaserve_gpu_worker.weights import load_model
 
+    torch.set_num_threads(threads)
     answer = denoise_alone(
         load_model(model, device=choose_device(device), dtype=choose_dtype(dtype)),
         prompt,
@@ -79,6 +84,7 @@ def replay(
     redis_url: Annotated[
         str | None, typer.Option(help="Store to read; default: that of the stack here.")
     ] = None,
+    threads: Threads = 1,
     device: Device = "auto",
     dtype: Dtype = "auto",
     as_json: AsJson = False,
@@ -86,11 +92,14 @@ def replay(
     """Denoise a served request again from its record; exit code 1 if the text differs."""
     record, deltas = asyncio.run(_load(redis_url, request_id))
     cache_mode = _only_cache_mode(deltas)
+    import torch
+
     from dilaserve_gpu_worker.device import choose_device, choose_dtype
     from dilaserve_gpu_worker.engine.alone import engine_for_one
     from dilaserve_gpu_worker.replay import RecordedStep, reproduce
     from dilaserve_gpu_worker.weights import load_model
 
+    torch.set_num_threads(threads)
     loaded = load_model(
         _model_folder(model), device=choose_device(device), dtype=choose_dtype(dtype)
     )
