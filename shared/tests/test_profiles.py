@@ -114,6 +114,7 @@ def test_file_holds_degrees_kinds_and_rows(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("{", "malformed"),
+        ('{"x":' + 100_000 * "[", "malformed"),
         ('{"model": "m", "device": "d", "profiles": [{"tp_degree": "x"}]}', r"tp_degree"),
         ('{"model": "m", "device": "d", "profiles": []}', "no profile"),
     ],

@@ -55,7 +55,7 @@ def test_a_line_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
 def test_what_comes_behind_a_line_that_was_cut_off_is_found(tmp_path: Path) -> None:
     path = tmp_path / "points.jsonl"
     Ledger(path).keep("a", Value(1.0))
-    path.write_bytes(path.read_bytes() + b'{"key": {"ki')
+    path.write_bytes(path.read_bytes() + b'{"x":' + 100_000 * b"[")
     Ledger(path).keep("b", Value(2.0))
     assert Ledger(path).missing(["a", "b"], Value) == []
 

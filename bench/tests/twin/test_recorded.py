@@ -144,6 +144,7 @@ def test_between_thresholds_it_is_linear_and_beyond_constant() -> None:
         ("[23, 35, 58, 101, 90]", "[23, 35]"),
         ("[23, 35, 58, 101, 90]", "[23, 35, 58, 101, 0]"),
         ('"n_output": 256', '"n_output": 0'),
+        ('"n_output": 256', '"x": ' + 100_000 * "["),
         ('"thresholds": [0.5, 0.6', '"thresholds": [0.6, 0.5'),
     ],
 )

@@ -136,7 +136,7 @@ def load_profiles(path: Path) -> ProfileSet:
         profiles = msgspec.json.decode(path.read_bytes(), type=ProfileSet)
     except OSError as error:
         raise ProfileError(f"latency profile {path} cannot be read: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ProfileError(f"latency profile {path} is malformed: {error}") from error
     if not profiles.profiles:
         raise ProfileError(f"latency profile {path} holds no profile; measure it again")

@@ -111,7 +111,7 @@ def _read(path: Path) -> Iterable[tuple[bytes, msgspec.Raw]]:
     for line in path.read_bytes().splitlines():
         try:
             entry = msgspec.json.decode(line, type=_Entry)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             continue
         yield bytes(entry.key), entry.value.copy()
 

@@ -66,7 +66,7 @@ def commit_of(folder: Path) -> str | None:
 def _is_full(path: Path) -> bool:
     try:
         kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, RecursionError):
         return False
     return kept.is_complete and not kept.is_quick
 

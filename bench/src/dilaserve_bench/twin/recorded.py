@@ -54,7 +54,7 @@ def load_steps(path: Path) -> StepTable:
     """Read a table. Raises DiLaServeError, naming the file."""
     try:
         table = msgspec.json.decode(path.read_bytes(), type=StepTable)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
         raise DiLaServeError(f"step counts {path} cannot be read: {error}") from error
     if not table.rows or any(len(row) != len(table.thresholds) for row in table.rows):
         raise DiLaServeError(f"step counts {path}: every row needs a count for each threshold")
