@@ -153,10 +153,9 @@ class TwinStore:
         for position in step.positions:
             if canvas[position] != MASKED:
                 return "fenced"
-        for position, token, confidence in zip(
-            step.positions, step.tokens, step.confidences, strict=True
-        ):
-            canvas[position], confidences[position] = token, confidence
+        for position, token in zip(step.positions, step.tokens, strict=True):
+            canvas[position] = token
+        confidences.update(zip(step.positions, step.confidences, strict=True))
         record.step = step.step
         if step.finish_reason is not None:
             record.finish_reason = step.finish_reason

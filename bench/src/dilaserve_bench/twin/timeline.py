@@ -39,13 +39,13 @@ class Timeline:
     def run(self, *, horizon_s: float, interrupted: Callable[[], bool]) -> None:
         """Let time pass until `stop` is called, nothing is left to happen, or it would be later
         than `horizon_s`. Now and then it is asked whether to break off."""
-        queue = self._queue
+        queue, pop = self._queue, heapq.heappop
         self._is_stopped = False
         while queue and queue[0][0] <= horizon_s and not self._is_stopped:
-            self.now, _, action, argument = heapq.heappop(queue)
+            self.now, _, action, argument = pop(queue)
             action(argument)
             self.n_events += 1
-            if self.n_events % EVENTS_PER_LOOK == 0 and interrupted():
+            if not self.n_events % EVENTS_PER_LOOK and interrupted():
                 return
 
     def stop(self) -> None:

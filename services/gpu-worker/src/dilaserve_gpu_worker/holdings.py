@@ -140,10 +140,11 @@ class Holdings:
     def committed(self, holding: Holding, output: StepOutput) -> None:
         """The store has this step."""
         holding.step = output.step
-        for position, token in zip(output.positions, output.tokens, strict=True):
-            holding.canvas[position] = token
-        for position, confidence in zip(output.positions, output.confidences, strict=True):
-            holding.confidences[position] = confidence
+        canvas, confidences = holding.canvas, holding.confidences
+        for position, token, confidence in zip(
+            output.positions, output.tokens, output.confidences, strict=True
+        ):
+            canvas[position], confidences[position] = token, confidence
 
     def forget(self, holding: Holding, why: Ending) -> None:
         """Hold it no longer; the engine learns of it with the next `sweep`."""
@@ -219,7 +220,7 @@ class Holdings:
         if fenced is not None and _continues(fenced, record):
             # The store may have lost its last second; what we committed, a client may have seen.
             return self._add(item, record, fenced.step, fenced.canvas, fenced.confidences)
-        confidences = [known.get(i, LOST_CONFIDENCE) for i in range(len(record.canvas))]
+        confidences = _confidences(known, len(record.canvas))
         return self._add(item, record, record.step, record.canvas, confidences)
 
     def _adopt(self, held: Holding, item: StepItem) -> None:
@@ -273,6 +274,14 @@ def _continues(ours: Holding, record: RequestRecord) -> bool:
     return ours.step >= record.step and all(
         stored in (MASKED, token) for stored, token in zip(record.canvas, ours.canvas, strict=True)
     )
+
+
+def _confidences(known: Mapping[int, float], n_output: int) -> list[float]:
+    confidences = [LOST_CONFIDENCE] * n_output
+    for position, confidence in known.items():
+        if position < n_output:
+            confidences[position] = confidence
+    return confidences
 
 
 def _credit(item: StepItem) -> Credit:

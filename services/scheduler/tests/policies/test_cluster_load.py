@@ -39,16 +39,18 @@ class Stage:
         self.fastest.add(make_instance(budget=64))
         self.load = ClusterLoad(self.ledger, habits, pricing, self.fastest, settings)
 
-    def enter(self, name: str, *, deadline: float, waits: bool = True, **changes: Any) -> Request:
+    def enter(
+        self, name: str, *, deadline: float, waits: bool = True, floor: int = 0, **changes: Any
+    ) -> Request:
         request = make_request(name, **changes)
-        slot = self.ledger.add(
-            request, steps=[8, 16], upper=[8, 16], deadline=deadline, n_cache=8, floor=0
+        course = self.ledger.add(
+            request, steps=[8, 16], upper=[8, 16], deadline=deadline, n_cache=8, floor=floor
         )
-        self.ledger.is_waiting[slot] = waits
+        self.ledger.is_waiting[course.slot] = waits
         return request
 
     def caps(self, *requests: Request) -> list[int]:
-        return [int(cap) for cap in self.load.caps(self.ledger.slots_of(requests))]
+        return [self.load.cap(course) for course in self.ledger.courses_of(requests)]
 
 
 def test_without_pressure_everybody_may_use_the_highest() -> None:
@@ -89,8 +91,7 @@ def test_a_higher_priority_keeps_its_range_while_lower_ones_give_way() -> None:
 
 def test_a_quality_floor_holds_below_the_level() -> None:
     stage = Stage()
-    requests = [stage.enter(f"r{n}", deadline=0.3) for n in range(10)]
-    stage.ledger.floor[stage.ledger.slots_of(requests[:1])] = 1
+    requests = [stage.enter(f"r{n}", deadline=0.3, floor=n == 0) for n in range(10)]
     stage.load.control(0.0)
     assert stage.caps(*requests[:2]) == [1, 0]
 

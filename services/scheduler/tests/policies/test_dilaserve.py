@@ -77,7 +77,8 @@ def test_the_batch_that_will_run_is_priced() -> None:
     stage.start("big", n_prompt=616)
     mixed_s = float(stage.policy._pass_s(instance))
     assert 0.010 < mixed_s < 0.5 * 0.0664
-    stage.policy._ledger.current[:] = 1
+    for course in stage.policy._ledger.courses.values():
+        course.current = 1
     chosen = stage.policy.threshold(0.0, alone, instance)
     assert chosen == (0.9 if 16 * mixed_s <= 0.3 else 0.5)
 

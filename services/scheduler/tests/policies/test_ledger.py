@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from dilaserve_scheduler.core.model import Request
-from dilaserve_scheduler.policies.ledger import Ledger
+from dilaserve_scheduler.policies.ledger import Course, Ledger
 
 from .builders import advance, make_request
 
 
-def enter(ledger: Ledger, request: Request, steps: tuple[float, float] = (8.0, 16.0)) -> int:
+def enter(ledger: Ledger, request: Request, steps: tuple[float, float] = (8.0, 16.0)) -> Course:
     return ledger.add(
         request,
         steps=steps,
@@ -24,21 +24,22 @@ def enter(ledger: Ledger, request: Request, steps: tuple[float, float] = (8.0, 1
 
 def test_predictions_shrink_with_the_tokens_left() -> None:
     ledger, request = Ledger(2), make_request()
-    slots = np.array([enter(ledger, request)])
+    course = enter(ledger, request)
+    slots = np.array([course.slot])
     assert ledger.steps(slots).tolist() == [[8.0, 16.0]]
     assert ledger.steps(slots, upper=True).tolist() == [[16.0, 32.0]]
     advance(request, 4)
-    ledger.progressed(slots, [request])
+    ledger.progressed([course])
     assert ledger.steps(slots).tolist() == [[6.0, 12.0]]
-    ledger.predict(int(slots[0]), [3.0, 6.0], [4.0, 8.0], tokens_left=12)
+    ledger.predict(course, [3.0, 6.0], [4.0, 8.0], tokens_left=12)
     assert ledger.steps(slots).tolist() == [[3.0, 6.0]]
-    ledger.predict(int(slots[0]), [3.0, 6.0], [4.0, 8.0], tokens_left=24)  # of long ago
+    ledger.predict(course, [3.0, 6.0], [4.0, 8.0], tokens_left=24)  # of long ago
     assert ledger.steps(slots).tolist() == [[1.5, 3.0]]
 
 
 def test_there_is_at_least_a_step_a_block() -> None:
     ledger = Ledger(2)
-    slots = np.array([enter(ledger, make_request(), (0.5, 1.0))])
+    slots = np.array([enter(ledger, make_request(), (0.5, 1.0)).slot])
     assert ledger.steps(slots).tolist() == [[2.0, 2.0]]
 
 
@@ -47,7 +48,7 @@ def test_it_grows_and_uses_slots_again() -> None:
     requests = [make_request(f"r{n}") for n in range(200)]
     for n, request in enumerate(requests):
         enter(ledger, request, (n, 2.0 * n))
-    slots = ledger.slots_of(requests)
+    slots = np.array([course.slot for course in ledger.courses_of(requests)])
     assert ledger.p50[slots, 0].tolist() == list(range(200))
     assert len(set(slots.tolist())) == len(ledger) == 200
     size = len(ledger.requests)
@@ -64,9 +65,11 @@ def test_it_grows_and_uses_slots_again() -> None:
 
 def test_places_are_spread_evenly() -> None:
     ledger = Ledger(2)
-    slots = [enter(ledger, make_request(f"r{n}")) for n in range(100)]
+    courses = [enter(ledger, make_request(f"r{n}")) for n in range(100)]
     for share in (0.1, 0.5, 0.9):
-        assert np.mean(ledger.spread[slots] < share) == pytest.approx(share, abs=0.02)
+        assert np.mean([course.spread < share for course in courses]) == pytest.approx(
+            share, abs=0.02
+        )
 
 
 def test_one_by_one_they_are_as_in_columns() -> None:
@@ -75,11 +78,23 @@ def test_one_by_one_they_are_as_in_columns() -> None:
     for n, request in enumerate(requests):
         enter(ledger, request, (4.0 + n, 8.0 + n))
         advance(request, n % 16)
-    slots = ledger.slots_of(requests)
-    ledger.progressed(slots, requests)
-    courses = ledger.courses(slots)
+    courses = ledger.courses_of(requests)
+    ledger.progressed(courses)
+    slots = np.array([course.slot for course in courses])
     for upper in (False, True):
         apart = [[course.steps(k, upper=upper) for k in range(2)] for course in courses]
         assert apart == pytest.approx(ledger.steps(slots, upper=upper))
     assert [course.deadline for course in courses] == [9.0] * 80
     assert [course.extra for course in courses] == [r.n_tokens - 8 for r in requests]
+
+
+def test_who_has_left_is_not_in_the_columns_of_who_comes_next() -> None:
+    ledger, old, new = Ledger(2), make_request("old"), make_request("new")
+    course = enter(ledger, old)
+    advance(old, 4)
+    ledger.progressed([course])
+    ledger.predict(course, [3.0, 6.0], [4.0, 8.0], tokens_left=12)
+    ledger.remove(old)
+    slots = np.array([enter(ledger, new).slot])
+    assert slots.tolist() == [course.slot]
+    assert ledger.steps(slots).tolist() == [[8.0, 16.0]]

@@ -119,7 +119,7 @@ class Advancing:
         block = request.block
         if request.asked_block >= block or block + 1 >= request.n_blocks:
             return
-        if not request.is_leaving and credit.is_ending(request):
+        if credit.is_ending(request) and not request.is_leaving:
             request.asked_block = block
             to = self._policy.block_ending(now, request)
             if to is not None and to is not request.instance:

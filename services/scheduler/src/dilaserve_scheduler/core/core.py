@@ -99,7 +99,8 @@ class Core:
             self._policy.wake_at(),
             self._placing.patience.wake_at(),
         )
-        return min((time for time in times if time is not None), default=None)
+        due = [time for time in times if time is not None]
+        return min(due) if due else None
 
     def tick(self, now: float) -> list[Effect]:
         """What is due by now; calling it too early or too often does no harm."""

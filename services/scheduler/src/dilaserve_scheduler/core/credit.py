@@ -26,14 +26,17 @@ def extend(request: Request, run_ahead: int | None) -> bool:
     """Give what the request's progress calls for, and say whether that is more than it had: to the
     end of the present block, one more when that is about to end and the policy, asked, does not
     want the request elsewhere, and with `run_ahead` at most so many steps. Never shrinks."""
-    before = request.until_block, request.until_step
+    is_more = False
     if not request.is_leaving:
         ahead = 1 if request.asked_block == request.block and is_ending(request) else 0
-        last = request.n_blocks - 1
-        request.until_block = max(request.until_block, min(request.block + ahead, last))
+        until_block = min(request.block + ahead, request.n_blocks - 1)
+        if until_block > request.until_block:
+            request.until_block, is_more = until_block, True
     if run_ahead is not None:
-        request.until_step = max(request.until_step or 0, request.step + run_ahead)
-    return (request.until_block, request.until_step) != before
+        until_step = request.step + run_ahead
+        if request.until_step is None or until_step > request.until_step:
+            request.until_step, is_more = until_step, True
+    return is_more
 
 
 def unlock(request: Request, held_step: int, run_ahead: int | None) -> None:
@@ -46,8 +49,8 @@ def unlock(request: Request, held_step: int, run_ahead: int | None) -> None:
 
 def is_ending(request: Request) -> bool:
     """Whether the present block has two steps or fewer left, by its recent progress."""
-    pace = max(request.pace, request.n_new)
-    return request.n_block_masked <= STEPS_AHEAD * pace
+    n_masked = request.n_block_masked
+    return n_masked <= STEPS_AHEAD * request.pace or n_masked <= STEPS_AHEAD * request.n_new
 
 
 def ran_out(request: Request) -> bool:

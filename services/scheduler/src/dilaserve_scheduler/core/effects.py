@@ -35,7 +35,7 @@ restarted."""
 FailCause = Literal["poison", "never_fits", "invalid", "cancelled", "unheeded", "timed_out"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one for most events: frozen, it would take twice as long
 class Send:
     """Publish a command; may be lost. `first` are the requests of which the instance has not yet
     shown that it holds them at this epoch."""

@@ -145,18 +145,15 @@ class Request:
     n_unheeded: int = 0
     """Readings of its record that showed nothing, since its owner was told of it."""
 
+    n_tokens: int = field(init=False)
+    """Full length."""
+    n_blocks: int = field(init=False)
+    """Blocks of the canvas; the last may be shorter."""
+
     def __post_init__(self) -> None:
+        self.n_tokens = self.n_prompt + self.n_output
+        self.n_blocks = -(-self.n_output // self.block_length)
         self.n_block_masked = self.n_block_masked or min(self.block_length, self.n_output)
-
-    @property
-    def n_tokens(self) -> int:
-        """Full length."""
-        return self.n_prompt + self.n_output
-
-    @property
-    def n_blocks(self) -> int:
-        """Blocks of the canvas; the last may be shorter."""
-        return -(-self.n_output // self.block_length)
 
     def block_size(self, block: int) -> int:
         """Positions in a block."""

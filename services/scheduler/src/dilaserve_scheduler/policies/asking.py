@@ -7,9 +7,15 @@ who waits for it is nobody.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from dilaserve.messages import ConfidenceStats, PredictSteps, StepQuestion, StepsPredicted
+from dilaserve.messages import (
+    ConfidenceStats,
+    PredictSteps,
+    StepItemResult,
+    StepQuestion,
+    StepsPredicted,
+)
 from dilaserve_scheduler.core.model import Request
 from dilaserve_scheduler.core.policy import Inquire
 
@@ -38,9 +44,17 @@ class Asking:
 
     def stepped(self, request: Request, confidence: ConfidenceStats) -> None:
         """A step of the request left these confidences."""
-        every = self._every_of.get(request.model_id, self._every)
-        if request.n_unmasked - self._asked_at.get(request.request_id, 0) >= every:
+        if self._is_due(request):
             self._due[request.request_id] = request, confidence
+
+    def passed(self, requests: Sequence[Request], items: Iterable[StepItemResult]) -> None:
+        """The same of those of a pass whose requests go on."""
+        due = {request.request_id: request for request in requests if self._is_due(request)}
+        if due:
+            for item in items:
+                request = due.get(item.request_id)
+                if request is not None:
+                    self._due[item.request_id] = request, item.confidence
 
     def n_unmasked(self, request_id: str) -> int:
         """Tokens unmasked when the request was asked about last."""
@@ -70,6 +84,10 @@ class Asking:
                 self._asked_at[request_id] = request.n_unmasked
                 del self._due[request_id]
         return [self._ask(now, model_id, batch) for model_id, batch in batches.items() if batch]
+
+    def _is_due(self, request: Request) -> bool:
+        every = self._every_of.get(request.model_id, self._every)
+        return request.n_unmasked - self._asked_at.get(request.request_id, 0) >= every
 
     def _ask(self, now: float, model_id: str, batch: list[StepQuestion]) -> Inquire:
         self._until[model_id] = now + PATIENCE_S

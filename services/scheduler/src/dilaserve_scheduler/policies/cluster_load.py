@@ -14,7 +14,7 @@ from dilaserve_scheduler.core.policy import Limit
 from dilaserve_scheduler.policies.arrivals import Arrivals
 from dilaserve_scheduler.policies.fastest import Fastest, tp_degree
 from dilaserve_scheduler.policies.habits import Habits
-from dilaserve_scheduler.policies.ledger import Floats, Integers, Ledger
+from dilaserve_scheduler.policies.ledger import Course, Floats, Integers, Ledger
 from dilaserve_scheduler.policies.level import Forecast, Queue, highest_level
 from dilaserve_scheduler.policies.options import PolicyOptions
 from dilaserve_scheduler.policies.pricing import MANY, Batch, Pricing, Split
@@ -129,18 +129,20 @@ class ClusterLoad:
         of_degree = [i for i in instances if tp_degree(i) == degree]
         return [i for i in of_degree if i.recompute_tokens != wanted]
 
-    def service_s(self, slot: int) -> float:
+    def service_s(self, course: Course) -> float:
         """Seconds from its placement to its last token, at its level."""
-        slots = np.array([slot], dtype=np.intp)
-        steps = self._ledger.steps(slots)[0]
-        return float(steps[self.caps(slots)[0]]) * self._pass_s
+        return course.steps(self.cap(course)) * self._pass_s
 
-    def least_service_s(self, slot: int) -> float:
-        """The same at its lowest threshold in a full instance; 0 before the first `control`."""
+    def least_service_s(self, course: Course) -> float:
+        """The same at its lowest threshold in a full instance, of a request that has just come; 0
+        before the first `control`."""
         if not self._by_level:
             return 0.0
-        work = self._work_s(np.array([slot], dtype=np.intp))
-        return float(work[0, 0]) * self._n_rows
+        k, more = course.floor, course.recomputes * course.extra
+        split = self._by_level[k] if self._options.instance_seconds else TOKENS
+        steps = max(course.p50[k], course.recomputes, 1.0)
+        work = steps * split.row_s + (steps * course.n_cache + more) * split.token_s
+        return work * self._n_rows
 
     @property
     def is_free(self) -> bool:
@@ -152,20 +154,17 @@ class ClusterLoad:
         """Whether thresholds are as low as load control can have them."""
         return self._lowest_level == 0.0 or not self._options.load_control
 
-    def caps(self, slots: Integers) -> Integers:
-        """Highest candidate of each request: its priority's level, rounded up for as many as the
+    def cap(self, course: Course) -> int:
+        """Highest candidate of a request: its priority's level, rounded up for as many as the
         fraction says; never below its quality floor; the lowest for the hopeless (until they are
         placed)."""
-        ledger = self._ledger
+        if self._ledger.is_hopeless[course.slot]:
+            return course.floor
+        level = self._lowest_level
         if len(self._levels) > 1:
-            levels = np.array([self._level(int(p)) for p in ledger.priority[slots]])
-        else:
-            levels = np.full(slots.size, self._lowest_level)
-        whole = np.floor(levels)
-        caps = (whole + (ledger.spread[slots] < levels - whole)).astype(np.intp)
-        caps[ledger.is_hopeless[slots]] = 0
-        result: Integers = np.maximum(caps, ledger.floor[slots])
-        return result
+            level = self._level(course.request.priority)
+        whole = int(level)
+        return max(whole + (course.spread < level - whole), course.floor)
 
     def _level(self, priority: int) -> float:
         return self._levels.get(priority, self._lowest_level)
@@ -175,6 +174,7 @@ class ClusterLoad:
     def control(self, now: float) -> list[Request]:
         """Find the levels anew. Gives those that wait and have become hopeless."""
         ledger = self._ledger
+        ledger.refresh()
         slots = ledger.active()
         if not self._fastest.instances or not slots.size:
             return []
@@ -357,9 +357,7 @@ class ClusterLoad:
         return self._fastest.degrees()[-1]
 
     def _n_full(self) -> float:
-        ledger = self._ledger
-        slots = ledger.active()
-        return float(ledger.n_full[slots].mean()) if slots.size else 2 * self.n_cache
+        return self._ledger.mean_full() if len(self._ledger) else 2 * self.n_cache
 
     def _rows_per_pass(self) -> int:
         """Of a full instance."""

@@ -28,7 +28,7 @@ from dilaserve_scheduler.policies.cluster_load import SURELY, ClusterLoad
 from dilaserve_scheduler.policies.fastest import Fastest, tp_degree
 from dilaserve_scheduler.policies.habits import Habits
 from dilaserve_scheduler.policies.kinds import cache_mode, cache_tokens
-from dilaserve_scheduler.policies.ledger import Course, Integers, Ledger
+from dilaserve_scheduler.policies.ledger import Course, Ledger
 from dilaserve_scheduler.policies.options import PolicyOptions
 from dilaserve_scheduler.policies.pace import Pace
 from dilaserve_scheduler.policies.pricing import Batch, Pricing
@@ -47,7 +47,7 @@ SHARE_SMOOTHING = 0.02
 """Weight of a pass in the share of recompute rows."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one for each pass: frozen, it would take twice as long
 class Tempo:
     """Seconds on one instance: of a step, of a recompute step beside that, and of each token that
     a recompute step has more, as far as a request has more of these than their mean share."""
@@ -107,42 +107,35 @@ class Dilaserve(Policy):
     def rank(self, request: Request) -> tuple[float, ...]:
         """Priority, then the latest time to start; those that cannot be in time any more come
         last."""
-        ledger, slot = self._ledger, self._ledger.slots.get(request.request_id)
-        if slot is None:
+        ledger, course = self._ledger, self._ledger.courses.get(request.request_id)
+        if course is None:
             return (0.0, -request.priority, self._deadline(request))
+        slot = course.slot
         return (float(ledger.is_hopeless[slot]), -request.priority, float(ledger.start_by[slot]))
 
     # --- thresholds (Algorithm 1) --------------------------------------------------------------
 
     def threshold(self, now: float, request: Request, instance: Instance | None) -> float:
         """The highest that the level allows and the deadline can be met with."""
-        slots = np.array([self._enter(now, request)], dtype=np.intp)
-        (chosen,) = self._choose(now, slots, self._ledger.courses(slots), instance)
-        self._ledger.current[slots] = chosen
-        return self._value(request, chosen)
+        course = self._enter(now, request)
+        (course.current,) = self._choose(now, [course], instance)
+        return self._value(request, course.current)
 
     def stepped(
         self, now: float, instance: Instance, result: StepResult, requests: Sequence[Request]
     ) -> Iterable[Decision]:
         """Learn from the pass; look at the thresholds of all that were in it."""
         self._learn(instance, result)
-        slots = self._ledger.slots_of(requests)
-        self._ledger.progressed(slots, requests)
-        confidences = {item.request_id: item.confidence for item in result.items}
-        for request in requests:
-            self._asking.stepped(request, confidences[request.request_id])
+        courses = self._ledger.courses_of(requests)
+        self._ledger.progressed(courses)
+        self._asking.passed(requests, result.items)
         decisions: list[Decision] = [*self._asking.questions(now)]
-        courses = self._ledger.courses(slots)
-        chosen = self._choose(now, slots, courses, instance)
-        current: list[int] = self._ledger.current[slots].tolist()
-        decisions += [
-            Retune(request, self._value(request, k))
-            for request, k, before in zip(requests, chosen, current, strict=True)
-            if k != before
-        ]
-        self._ledger.current[slots] = chosen
-        hopeless = self._find_hopeless(now, slots, courses, instance)
-        decisions += [Shelve(requests[n]) for n in hopeless]
+        for course, k in zip(courses, self._choose(now, courses, instance), strict=True):
+            if k != course.current:
+                course.current = k
+                decisions.append(Retune(course.request, self._value(course.request, k)))
+        hopeless = self._find_hopeless(now, courses, instance)
+        decisions += [Shelve(course.request) for course in hopeless]
         return decisions
 
     def told(self, now: float, answer: object) -> tuple[()]:
@@ -150,68 +143,64 @@ class Dilaserve(Policy):
         if isinstance(answer, StepsPredicted):
             self._asking.answered(answer)
             for each in answer.answers:
-                slot = self._ledger.slots.get(each.request_id)
-                if slot is not None:
-                    self._predicted(slot, each)
+                course = self._ledger.courses.get(each.request_id)
+                if course is not None:
+                    self._predicted(course, each)
         return ()
 
-    def _predicted(self, slot: int, answer: StepAnswer) -> None:
-        request = self._ledger.requests[slot]
-        if request is not None:
-            left = request.n_output - self._asking.n_unmasked(request.request_id)
-            self._ledger.predict(slot, answer.p50, answer.upper, left)
+    def _predicted(self, course: Course, answer: StepAnswer) -> None:
+        request = course.request
+        left = request.n_output - self._asking.n_unmasked(request.request_id)
+        self._ledger.predict(course, answer.p50, answer.upper, left)
 
     def _choose(
-        self, now: float, slots: Integers, courses: Sequence[Course], instance: Instance | None
+        self, now: float, courses: Sequence[Course], instance: Instance | None
     ) -> list[int]:
         """Candidate of each request: the highest within its cap at which it is in time, else the
         lowest."""
-        caps: list[int] = self._caps(slots).tolist()
+        caps = [self._cap(course) for course in courses]
         if instance is None or not self._options.deadline_control:
             return caps
         tempo = self._tempo(instance)
         # While load control holds nobody back, whoever turns out slow has lower thresholds left.
         upper = self._options.risk_aware and not self._load.is_free
-        current: list[int] = self._ledger.current[slots].tolist()
-        chosen: list[int] = self._ledger.floor[slots].tolist()
-        for n, course in enumerate(courses):
-            budget_s = self._options.margin * (course.deadline - now)
-            for k in range(caps[n], chosen[n], -1):
+        margin, chosen = self._options.margin, []
+        for course, cap in zip(courses, caps, strict=True):
+            budget_s, k = margin * (course.deadline - now), cap
+            while k > course.floor:
                 left_s = tempo.left_s(course, course.steps(k, upper=upper))
-                if left_s <= (RAISE_AT * budget_s if k > current[n] else budget_s):
-                    chosen[n] = k
+                if left_s <= (RAISE_AT * budget_s if k > course.current else budget_s):
                     break
+                k -= 1
+            chosen.append(k)
         return chosen
 
     def _find_hopeless(
-        self, now: float, slots: Integers, courses: Sequence[Course], instance: Instance
-    ) -> list[int]:
+        self, now: float, courses: Sequence[Course], instance: Instance
+    ) -> list[Course]:
         """Which of these will surely be late, have blocks left to start, and hold a place that one
         who waits could still use, while lower thresholds help nobody any more."""
-        ledger = self._ledger
         can_help = self._load.n_hopeful > 0 and self._load.is_short
         if not can_help or not self._options.give_up_hopeless:
             return []
-        pass_s = self._pass_s(instance) / SURELY
-        floors: list[int] = ledger.floor[slots].tolist()
-        known: list[bool] = ledger.is_hopeless[slots].tolist()
+        pass_s, known = self._pass_s(instance) / SURELY, self._ledger.is_hopeless
         found = [
-            n
-            for n, course in enumerate(courses)
-            if course.recomputes >= 1.0
-            and not known[n]
-            and now + course.steps(floors[n]) * pass_s > course.deadline
+            course
+            for course in courses
+            if course.recomputes >= 1
+            and not known[course.slot]
+            and now + course.steps(course.floor) * pass_s > course.deadline
         ]
-        ledger.is_hopeless[slots[found]] = True
+        for course in found:
+            known[course.slot] = True
         return found
 
-    def _caps(self, slots: Integers) -> Integers:
-        ledger = self._ledger
-        if not self._options.caps_at_next_step:
-            stale = slots[ledger.is_stale[slots]]
-            ledger.cap[stale], ledger.is_stale[stale] = self._load.caps(stale), False
-            return ledger.cap[slots]
-        return self._load.caps(slots)
+    def _cap(self, course: Course) -> int:
+        if self._options.caps_at_next_step:
+            return self._load.cap(course)
+        if course.is_stale:
+            course.cap, course.is_stale = self._load.cap(course), False
+        return course.cap
 
     def _tempo(self, instance: Instance) -> Tempo:
         """Every step takes the mean pass of the instance, corrected for the recompute steps that a
@@ -229,7 +218,7 @@ class Dilaserve(Policy):
 
     def wake_at(self) -> float | None:
         """Once an interval, as long as there is anybody."""
-        return self._control_at if self._ledger.slots else None
+        return self._control_at if self._ledger.courses else None
 
     def tick(self, now: float) -> Iterable[Decision]:
         """A new level; whoever waits and cannot be in time any more lets the others pass."""
@@ -240,10 +229,10 @@ class Dilaserve(Policy):
 
     # --- what is known -------------------------------------------------------------------------
 
-    def _enter(self, now: float, request: Request) -> int:
-        slot = self._ledger.slots.get(request.request_id)
-        if slot is not None:
-            return slot
+    def _enter(self, now: float, request: Request) -> Course:
+        course = self._ledger.courses.get(request.request_id)
+        if course is not None:
+            return course
         if self._control_at is None or self._control_at < now - CONTROL_S:
             self._control_at = now
         mode = cache_mode(self._fastest.all.first(request.model_id))
@@ -252,7 +241,7 @@ class Dilaserve(Policy):
         steps = self._habits.steps(left, request.n_blocks - request.block)
         deadline = self._deadline(request)
         self._load.arrived(now, request, n_cache, deadline - request.arrival_s)
-        slot = self._ledger.add(
+        course = self._ledger.add(
             request,
             steps=steps,
             upper=[RISK * each for each in steps],
@@ -260,9 +249,8 @@ class Dilaserve(Policy):
             n_cache=n_cache,
             floor=self._floor(request),
         )
-        self._ledger.current[slot] = len(self._thresholds) - 1
-        self._ledger.start_by[slot] -= self._load.least_service_s(slot)
-        return slot
+        self._ledger.start_by[course.slot] -= self._load.least_service_s(course)
+        return course
 
     def _learn(self, instance: Instance, result: StepResult) -> None:
         self._pricing.observe(tp_degree(instance), result.n_tokens, result.latency_ms / 1000)
@@ -305,13 +293,11 @@ class Dilaserve(Policy):
 
     def predict_finish_s(self, now: float, request: Request) -> float:
         """Time left at its threshold; while it waits, after the work ahead of it."""
-        slot = self._enter(now, request)
+        course = self._enter(now, request)
         instance = request.instance or request.target
         if instance is None:
-            service_s = self._load.service_s(slot)
-            return self._load.wait_s + service_s
-        (course,) = self._ledger.courses([slot])
-        steps = course.steps(int(self._ledger.current[slot]), upper=self._options.risk_aware)
+            return self._load.wait_s + self._load.service_s(course)
+        steps = course.steps(course.current, upper=self._options.risk_aware)
         return self._tempo(instance).left_s(course, steps)
 
     def refuse(self, now: float, request: Request) -> Overload | None:
@@ -321,12 +307,12 @@ class Dilaserve(Policy):
     def parked(self, now: float, request: Request) -> None:
         """It waits."""
         self._backlog.parked(request)
-        self._ledger.is_waiting[self._enter(now, request)] = True
+        self._ledger.is_waiting[self._enter(now, request).slot] = True
 
     def unparked(self, now: float, request: Request) -> None:
         """It waits no more; if it was given up, its own threshold will say so again."""
         self._backlog.unparked(request)
-        slot = self._enter(now, request)
+        slot = self._enter(now, request).slot
         self._ledger.is_waiting[slot] = self._ledger.is_hopeless[slot] = False
 
     def joined(self, now: float, instance: Instance) -> tuple[()]:
@@ -345,7 +331,8 @@ class Dilaserve(Policy):
         self._fastest.update(instance)
         if not self._options.caps_at_next_step:
             known = [r for r in instance.requests.values() if r in self._ledger]
-            self._ledger.is_stale[self._ledger.slots_of(known)] = True
+            for course in self._ledger.courses_of(known):
+                course.is_stale = True
 
     def ended(self, now: float, request: Request, *, finished: bool) -> None:
         """Learn the pace, and forget it."""

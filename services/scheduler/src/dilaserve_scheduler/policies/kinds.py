@@ -10,7 +10,8 @@ __all__ = ["cache_mode", "cache_tokens", "recomputes_left", "steps_by_kind"]
 
 def recomputes_left(request: Request) -> int:
     """Blocks still to start: each begins with a recompute step."""
-    return request.n_blocks - request.block - (not request.at_block_start)
+    block = request.block
+    return request.n_blocks - block - (request.n_block_masked != request.block_size(block))
 
 
 def steps_by_kind(request: Request, steps: float, mode: CacheMode) -> tuple[float, float]:

@@ -1,11 +1,13 @@
-"""All active requests of a policy as columns, so that a pass or the whole cluster is looked at in a
-few array operations. Remembers and scales predictions; decides nothing.
+"""All active requests of a policy: one by one for the few of a pass, and as columns, so that the
+whole cluster is looked at in a few array operations. Remembers and scales predictions; decides
+nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,19 +23,40 @@ Integers: TypeAlias = npt.NDArray[np.intp]
 GOLDEN = 0.6180339887498949
 """Multiples of it are spread evenly over 0..1, however many there are."""
 FIRST_SIZE = 64
-N_MORE = len(("anchor", "left", "recomputes", "extra", "deadline"))
 
 
-class Course(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Course:
     """How far one request is, and what was predicted of it."""
 
-    p50: list[float]
-    upper: list[float]
+    request: Request
+    slot: int
+    p50: Sequence[float]
+    """Steps left when they were predicted, by candidate."""
+    upper: Sequence[float]
+    """The same, an upper quantile."""
     anchor: float
+    """Tokens left when steps were predicted."""
     left: float
-    recomputes: float
+    """Tokens left now."""
+    recomputes: int
+    """Blocks to start."""
+    n_cache: int
+    """Tokens of a cache step."""
     extra: float
+    """Tokens that a recompute step computes beyond a cache step."""
     deadline: float
+    """The latest time to end."""
+    spread: float
+    """Its place in 0..1 when a share of the requests is to be treated better."""
+    floor: int
+    """Lowest candidate that its quality floor allows."""
+    current: int
+    """The candidate that it runs at."""
+    cap: int = 0
+    """The highest candidate that load control allowed when it was looked at last."""
+    is_stale: bool = True
+    """Whether the cap is to be looked at."""
 
     def steps(self, k: int, *, upper: bool = False) -> float:
         """See Ledger.steps."""
@@ -45,49 +68,43 @@ class Ledger:
     """A slot per request; K candidate thresholds. Columns grow, slots are used again."""
 
     def __init__(self, n_thresholds: int) -> None:
-        self.slots: dict[str, int] = {}
+        self.courses: dict[str, Course] = {}
+        """By request id."""
         self.requests: list[Request | None] = []
+        """By slot."""
         self._k = n_thresholds
         self._free: list[int] = []
         self._n_added = 0
+        self._moved: set[Course] = set()
+        """Whose columns of progress are of earlier steps."""
+        self._foretold: set[Course] = set()
+        """Whose columns of predictions are of earlier ones."""
+        self._mean_full: float | None = None
         self._allocate(0)
 
     def _allocate(self, size: int) -> None:
-        self._courses = np.zeros((size, 2 * self._k + N_MORE))
-        """What is needed at every step, side by side; the next eight are parts of it."""
-        self.p50 = self._courses[:, : self._k]
-        """Steps left when they were predicted."""
-        self.upper = self._courses[:, self._k : 2 * self._k]
-        """The same, an upper quantile."""
-        more = self._courses[:, 2 * self._k :].T
-        self.anchor, self.left, self.recomputes, self.extra, self.deadline = more
-        """Tokens left when steps were predicted, and now; blocks to start; tokens that a recompute
-        step computes beyond a cache step; the latest time to end."""
-        self.anchor[:] = 1.0
+        self.p50 = np.zeros((size, self._k))
+        self.upper = np.zeros((size, self._k))
+        self.anchor = np.ones(size)
+        self.left = np.zeros(size)
+        self.recomputes = np.zeros(size)
+        self.deadline = np.zeros(size)
+        """These, and the floor: see Course."""
         self.n_full = np.zeros(size)
         self.n_cache = np.zeros(size)
         self.start_by = np.zeros(size)
         """The latest time to start, as was reckoned when it came."""
         self.priority = np.zeros(size)
         self.floor = np.zeros(size, dtype=np.intp)
-        """Lowest candidate that its quality floor allows."""
-        self.spread = np.zeros(size)
-        """Its place in 0..1 when a share of the requests is to be treated better."""
-        self.current = np.zeros(size, dtype=np.intp)
-        """The candidate that it runs at."""
-        self.cap = np.zeros(size, dtype=np.intp)
-        """The highest candidate that load control allowed when it was looked at last."""
-        self.is_stale = np.zeros(size, dtype=bool)
-        """Whether the cap is to be looked at."""
         self.is_active = np.zeros(size, dtype=bool)
         self.is_waiting = np.zeros(size, dtype=bool)
         self.is_hopeless = np.zeros(size, dtype=bool)
 
     def __contains__(self, request: Request) -> bool:
-        return request.request_id in self.slots
+        return request.request_id in self.courses
 
     def __len__(self) -> int:
-        return len(self.slots)
+        return len(self.courses)
 
     def add(
         self,
@@ -98,63 +115,82 @@ class Ledger:
         deadline: float,
         n_cache: int,
         floor: int,
-    ) -> int:
-        """Take a request in; its slot."""
+    ) -> Course:
+        """Take a request in. It begins at the highest candidate."""
         if not self._free:
             self._grow()
         slot = self._free.pop()
-        self.slots[request.request_id] = slot
-        self.requests[slot] = request
-        self.n_full[slot], self.n_cache[slot] = request.n_tokens, n_cache
-        self.extra[slot] = request.n_tokens - n_cache
-        self.deadline[slot] = self.start_by[slot] = deadline
-        self.priority[slot] = request.priority
-        self.floor[slot] = floor
         self._n_added += 1
-        self.spread[slot] = self._n_added * GOLDEN % 1.0
-        self.is_active[slot] = self.is_stale[slot] = True
-        self.is_waiting[slot] = self.is_hopeless[slot] = False
-        self.left[slot] = request.n_output - request.n_unmasked
-        self.recomputes[slot] = recomputes_left(request)
-        self.predict(slot, steps, upper, float(self.left[slot]))
-        return slot
+        left = float(request.n_output - request.n_unmasked)
+        course = self.courses[request.request_id] = Course(
+            request=request,
+            slot=slot,
+            p50=steps,
+            upper=upper,
+            anchor=max(left, 1.0),
+            left=left,
+            recomputes=recomputes_left(request),
+            n_cache=n_cache,
+            extra=float(request.n_tokens - n_cache),
+            deadline=deadline,
+            spread=self._n_added * GOLDEN % 1.0,
+            floor=floor,
+            current=self._k - 1,
+        )
+        self._enter(course)
+        return course
 
     def remove(self, request: Request) -> None:
         """Forget a request; unknown ones are ignored."""
-        slot = self.slots.pop(request.request_id, None)
-        if slot is not None:
-            self.requests[slot] = None
-            self.is_active[slot] = False
-            self._free.append(slot)
+        course = self.courses.pop(request.request_id, None)
+        if course is not None:
+            self.requests[course.slot] = None
+            self.is_active[course.slot] = False
+            self._free.append(course.slot)
+            self._moved.discard(course)
+            self._foretold.discard(course)
+            self._mean_full = None
 
-    def slots_of(self, requests: Sequence[Request]) -> Integers:
+    def courses_of(self, requests: Sequence[Request]) -> list[Course]:
         """Of requests that are all known."""
-        slots = self.slots
-        return np.array([slots[r.request_id] for r in requests], dtype=np.intp)
+        courses = self.courses
+        return [courses[request.request_id] for request in requests]
 
-    def progressed(self, slots: Integers, requests: Sequence[Request]) -> None:
-        """They have run a step."""
-        self.left[slots] = [r.n_output - r.n_unmasked for r in requests]
-        self.recomputes[slots] = [recomputes_left(r) for r in requests]
+    def progressed(self, courses: Sequence[Course]) -> None:
+        """Their requests have run a step."""
+        for course in courses:
+            request = course.request
+            course.left = float(request.n_output - request.n_unmasked)
+            course.recomputes = recomputes_left(request)
+        self._moved.update(courses)
 
     def predict(
-        self, slot: int, p50: Sequence[float], upper: Sequence[float], tokens_left: float
+        self, course: Course, p50: Sequence[float], upper: Sequence[float], tokens_left: float
     ) -> None:
         """Steps left by threshold, predicted when so many tokens were."""
-        self.p50[slot], self.upper[slot] = p50, upper
-        self.anchor[slot] = max(tokens_left, 1.0)
-        self.is_stale[slot] = True
+        course.p50, course.upper = p50, upper
+        course.anchor = max(tokens_left, 1.0)
+        course.is_stale = True
+        self._foretold.add(course)
 
-    def courses(self, slots: Integers | list[int]) -> list[Course]:
-        """Of so few requests that looking at each by itself is faster."""
-        k = self._k
-        return [
-            Course(row[:k], row[k : 2 * k], *row[2 * k :]) for row in self._courses[slots].tolist()
-        ]
+    def refresh(self) -> None:
+        """Bring the columns up to date: nobody looks at them at a step."""
+        if self._moved:
+            moved, self._moved = self._moved, set()
+            slots = [course.slot for course in moved]
+            self.left[slots] = [course.left for course in moved]
+            self.recomputes[slots] = [course.recomputes for course in moved]
+        if self._foretold:
+            foretold, self._foretold = self._foretold, set()
+            slots = [course.slot for course in foretold]
+            self.p50[slots] = [course.p50 for course in foretold]
+            self.upper[slots] = [course.upper for course in foretold]
+            self.anchor[slots] = [course.anchor for course in foretold]
 
     def steps(self, slots: Integers, *, upper: bool = False) -> Floats:
         """Steps left by threshold, (requests × K): what was predicted shrinks with the tokens that
         are left, and is never less than one step a block."""
+        self.refresh()
         predicted = self.upper[slots] if upper else self.p50[slots]
         scaled = predicted * (self.left[slots] / self.anchor[slots])[:, None]
         least = np.maximum(self.recomputes[slots], 1.0)
@@ -164,6 +200,27 @@ class Ledger:
     def active(self) -> Integers:
         """All slots in use."""
         return np.flatnonzero(self.is_active)
+
+    def mean_full(self) -> float:
+        """Of the full lengths of all requests, of which there are some."""
+        if self._mean_full is None:
+            self._mean_full = float(self.n_full[self.active()].mean())
+        return self._mean_full
+
+    def _enter(self, course: Course) -> None:
+        """Into all columns."""
+        slot, request = course.slot, course.request
+        self.requests[slot] = request
+        self.p50[slot], self.upper[slot], self.anchor[slot] = (
+            course.p50, course.upper, course.anchor
+        )  # fmt: skip
+        self.left[slot], self.recomputes[slot] = course.left, course.recomputes
+        self.n_full[slot], self.n_cache[slot] = request.n_tokens, course.n_cache
+        self.deadline[slot] = self.start_by[slot] = course.deadline
+        self.priority[slot], self.floor[slot] = request.priority, course.floor
+        self.is_active[slot] = True
+        self.is_waiting[slot] = self.is_hopeless[slot] = False
+        self._mean_full = None
 
     def _grow(self) -> None:
         old, size = dict(vars(self)), len(self.requests)

@@ -85,8 +85,12 @@ class PerModel(Policy):
 
     def wake_at(self) -> float | None:
         """See Policy."""
-        times = [at for p in self.policies.values() if (at := p.wake_at()) is not None]
-        return min(times, default=None)
+        earliest = None
+        for policy in self.policies.values():
+            at = policy.wake_at()
+            if at is not None and (earliest is None or at < earliest):
+                earliest = at
+        return earliest
 
     def tick(self, now: float) -> Iterable[Decision]:
         """Those whose time has come."""

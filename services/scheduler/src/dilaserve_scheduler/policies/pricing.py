@@ -26,7 +26,7 @@ N_SIZE = 16
 """Resolution of a batch's full length, in tokens."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one for each pass: frozen, it would take twice as long
 class Batch:
     """The requests of an instance: of the steps of `n_rows` rows a `recompute_share` compute
     `n_full` tokens, the others `n_cache`. At most `n_together` recompute in one pass."""
