@@ -114,6 +114,18 @@ def test_arrivals_to_come_lower_the_level_before_anybody_waits() -> None:
     assert calm.load._levels[0] == 1.0
 
 
+def test_a_tight_slo_of_another_priority_lowers_nobody_else() -> None:
+    """In 50 ms an arrival of 16 steps could not be served; nobody else is held to that."""
+    stage = Stage(horizon_slos=1.5)
+    strict = stage.enter("strict", deadline=0.05, waits=False, priority=7)
+    stage.load.arrived(0.0, strict, n_cache=8, slo_s=0.05)
+    stage.ledger.remove(strict)
+    request = stage.enter("r", deadline=20.0, waits=False)
+    stage.load.arrived(10.0, request, n_cache=8, slo_s=10.0)
+    stage.load.control(10.0)
+    assert stage.load._levels[0] == 1.0
+
+
 @pytest.mark.parametrize("load_control", [True, False])
 def test_the_hopeless_are_named_once_run_at_the_lowest_and_drag_nobody_down(
     load_control: bool,

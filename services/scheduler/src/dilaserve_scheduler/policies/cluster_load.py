@@ -304,17 +304,18 @@ class ClusterLoad:
             output, full, cache, blocks, slo = arrivals.mean()
             steps = np.array(self._habits.steps(output, math.ceil(blocks)))
             cost = self._cost(steps, cache, blocks * (full - cache))
-            if each != priority:
+            if each == priority:
+                slo_s = slo
+            else:
                 level = settled.get(each, 0.0)
                 cost = np.full(cost.size, float(_at_level(cost[None, :], level)[0]))
             rate += own
             work += own * cost
-            slo_s = min(slo_s, slo)
         return Forecast(
             rate=rate,
             work_s=work / rate if rate else work,
-            slack_s=slo_s if rate else math.inf,
-            horizon_s=self._horizon_s(slo_s, float(work[0])) if rate else 0.0,
+            slack_s=slo_s,
+            horizon_s=self._horizon_s(slo_s, float(work[0])) if slo_s < math.inf else 0.0,
         )
 
     def _horizon_s(self, slo_s: float, lowest: float) -> float:
