@@ -75,3 +75,10 @@ def test_dilaserve_is_as_far_ahead_as_is_said() -> None:
     assert document.found["both_99"]
     assert all(both["dilaserve"] >= both["tediserve"] for both in document.found["both_99"])
     assert all(above >= 0 for above in document.found["above_fixed"].values())
+
+
+def test_both_controls_together_are_nowhere_worse_than_either() -> None:
+    """Issue 3: by more than a point; and better where it matters."""
+    against = load("ablation")[1].found["both_against_each"]
+    assert min(against.values()) >= -0.01
+    assert against["1.875"] > 0.01
