@@ -85,6 +85,7 @@ class StandIn:
         self._table = table
         self._row_of = row_of
         self._sigma = wmape / FOLDED
+        self._above = math.exp(self._sigma * Z_80)
         self._whole: dict[tuple[str, tuple[float, ...]], list[float]] = {}
 
     def answer(self, now: float, query: object) -> StepsPredicted | None:
@@ -102,7 +103,7 @@ class StandIn:
         error = self._sigma * _normal(f"{question.request_id}/{question.step}")
         share = math.exp(error) * (1.0 - question.n_unmasked / question.n_output)
         p50 = [steps * share for steps in self._whole_request(question, thresholds)]
-        above = math.exp(self._sigma * Z_80)
+        above = self._above
         return StepAnswer(
             request_id=question.request_id,
             step=question.step,

@@ -50,7 +50,8 @@ class Measurements:
             threshold_sum += threshold
             token_threshold_sum += threshold * n_new
             n_tokens += n_new
-            n_cache += step.kind == "cache"
+            if step.kind == "cache":
+                n_cache += 1
         self.n_steps += len(steps)
         self.n_tokens += n_tokens
         self.threshold_sum += threshold_sum

@@ -141,7 +141,10 @@ class RecordedCourse:
         self._advanced += stride
         self._step += 1
         block, before, end = self._block, self._n_unmasked, self._block_end
-        self._n_unmasked = reached = min(int(self._advanced + _EPSILON), end)
+        reached = int(self._advanced + _EPSILON)
+        if reached >= end:
+            reached = end
+        self._n_unmasked = reached
         if reached == end:
             self._end_block()
         n_new = reached - before

@@ -6,7 +6,9 @@ clock but the one it is given to say how fast it ran.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from dilaserve.messages import Admitted, Cancelled, Refused
@@ -27,6 +29,8 @@ from dilaserve_scheduler.core.policy import Policy
 __all__ = ["Run", "Scenario", "Simulation"]
 
 N_SLOTS = 60
+N_YOUNG = 50_000
+"""New objects after which the garbage collector looks for cycles among them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,10 +136,11 @@ class Simulation:
         self.clients.start()
         for fault in self._scenario.faults:
             self.timeline.at(fault.at_s, self._happen, fault)
-        self.timeline.run(
-            horizon_s=self._scenario.horizon_s,
-            interrupted=lambda: interrupted() or self.cluster.is_gone(),
-        )
+        with _rare_collections():
+            self.timeline.run(
+                horizon_s=self._scenario.horizon_s,
+                interrupted=lambda: interrupted() or self.cluster.is_gone(),
+            )
         return Run(
             seed=self._seed,
             served=list(self.clients.served.values()),
@@ -172,6 +177,17 @@ class Simulation:
                 self.scheduler.pause(fault.for_s or 0.0)
             case "restart":
                 self.scheduler.crash(fault.for_s or 0.0)
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """A run makes many objects and hardly any cycles, so that looking for these is mostly vain."""
+    before = gc.get_threshold()
+    gc.set_threshold(N_YOUNG, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _pass_seconds(scenario: Scenario) -> PassSeconds:

@@ -7,7 +7,7 @@ forgets the canvas of a request that has ended. It never loses a write.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from dilaserve.lifecycle import Event, State, advance, is_terminal
 from dilaserve.messages import CommitOutcome, ConfidenceStats, FinishReason
@@ -29,7 +29,8 @@ __all__ = ["EndedRecord", "TwinStore"]
 class _Record:
     request: NewRequest
     canvas: list[int]
-    confidences: dict[int, float] = field(default_factory=dict)
+    confidences: list[float | None]
+    """By position; None where masked."""
     state: State = "new"
     epoch: int = 0
     term: int = 0
@@ -68,7 +69,9 @@ class TwinStore:
         """See Store.new; records do not expire."""
         if request.request_id in self._records:
             return False
-        self._records[request.request_id] = _Record(request, [MASKED] * request.spec.n_output)
+        n_output = request.spec.n_output
+        record = _Record(request, [MASKED] * n_output, [None] * n_output)
+        self._records[request.request_id] = record
         return True
 
     # --- scheduler -----------------------------------------------------------------------------
@@ -149,13 +152,8 @@ class TwinStore:
             return "terminal"
         if step.step > record.step + 1:
             return "gap"
-        canvas, confidences = record.canvas, record.confidences
-        for position in step.positions:
-            if canvas[position] != MASKED:
-                return "fenced"
-        for position, token in zip(step.positions, step.tokens, strict=True):
-            canvas[position] = token
-        confidences.update(zip(step.positions, step.confidences, strict=True))
+        if not _write(record, step):
+            return "fenced"
         record.step = step.step
         if step.finish_reason is not None:
             record.finish_reason = step.finish_reason
@@ -173,11 +171,29 @@ class TwinStore:
         """With which the tokens of a request that is active were committed, by position; the
         other store has them in its stream."""
         record = self._records.get(request_id)
-        return {} if record is None else record.confidences
+        known = enumerate(record.confidences) if record is not None else ()
+        return {position: each for position, each in known if each is not None}
 
     def _end(self, record: _Record, event: Event) -> None:
         record.state = advance(record.state, event)
         request_id = record.request.request_id
         self._active.pop(request_id, None)
-        canvas, record.canvas, record.confidences = record.canvas, [], {}
+        canvas, record.canvas, record.confidences = record.canvas, [], []
         self._ended(EndedRecord(request_id, record.state, canvas))
+
+
+def _write(record: _Record, step: StepOutput) -> bool:
+    """The tokens of a step, unless one of its positions is not masked."""
+    canvas, confidences, positions = record.canvas, record.confidences, step.positions
+    n_new = len(positions)
+    if n_new and positions[-1] - positions[0] == n_new - 1:  # side by side, as recorded ones are
+        new = slice(positions[0], positions[0] + n_new)
+        if canvas[new].count(MASKED) < n_new:
+            return False
+        canvas[new], confidences[new] = step.tokens, step.confidences
+        return True
+    if any(canvas[position] != MASKED for position in positions):
+        return False
+    for position, token, confidence in zip(positions, step.tokens, step.confidences, strict=True):
+        canvas[position], confidences[position] = token, confidence
+    return True

@@ -51,7 +51,7 @@ def test_it_grows_and_uses_slots_again() -> None:
     slots = np.array([course.slot for course in ledger.courses_of(requests)])
     assert ledger.p50[slots, 0].tolist() == list(range(200))
     assert len(set(slots.tolist())) == len(ledger) == 200
-    size = len(ledger.requests)
+    size = len(ledger.by_slot)
     for request in requests[:100]:
         ledger.remove(request)
     ledger.remove(requests[0])
@@ -59,7 +59,7 @@ def test_it_grows_and_uses_slots_again() -> None:
     assert sorted(ledger.active()) == sorted(slots[100:])
     for n in range(100):
         enter(ledger, make_request(f"s{n}"))
-    assert len(ledger.requests) == size
+    assert len(ledger.by_slot) == size
     assert ledger.p50[slots[100:], 0].tolist() == list(range(100, 200))
 
 

@@ -62,7 +62,8 @@ class Advancing:
         """After progress: extend the credit, or move it now that its blocks are done."""
         if not request.placed:
             return
-        self._ask_where_next(now, request)
+        if request.asked_block < request.block:
+            self._ask_where_next(now, request)
         if request.is_leaving and credit.ran_out(request):
             self._depart(now, request, request.leaving_for)
         if request.placed and credit.extend(request, self._run_ahead):
@@ -117,9 +118,7 @@ class Advancing:
 
     def _ask_where_next(self, now: float, request: Request) -> None:
         block = request.block
-        if request.asked_block >= block or block + 1 >= request.n_blocks:
-            return
-        if credit.is_ending(request) and not request.is_leaving:
+        if block + 1 < request.n_blocks and credit.is_ending(request) and not request.is_leaving:
             request.asked_block = block
             to = self._policy.block_ending(now, request)
             if to is not None and to is not request.instance:

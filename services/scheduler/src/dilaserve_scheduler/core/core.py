@@ -66,6 +66,7 @@ class Core:
         self._watching = Watching(policy, members, placing, self._advancing, outbox, settings)
         self._admission = Admission(policy, members, placing, outbox, settings)
         self._recovery = Recovery(members, placing, self._advancing, outbox, settings)
+        self._sleepers = (self._admission, policy, placing.patience)
         self._opened = False
         self._routes: dict[type, Callable[[float, Any], None]] = {
             Submit: self._admission.on_submit,
@@ -93,14 +94,12 @@ class Core:
 
     def wake_at(self) -> float | None:
         """When to call `tick`, if no event comes before."""
-        times = (
-            self._recovery.wake_at(),
-            self._admission.wake_at(),
-            self._policy.wake_at(),
-            self._placing.patience.wake_at(),
-        )
-        due = [time for time in times if time is not None]
-        return min(due) if due else None
+        earliest = self._recovery.wake_at()
+        for part in self._sleepers:
+            at = part.wake_at()
+            if at is not None and (earliest is None or at < earliest):
+                earliest = at
+        return earliest
 
     def tick(self, now: float) -> list[Effect]:
         """What is due by now; calling it too early or too often does no harm."""

@@ -166,7 +166,9 @@ class Members:
         return instance
 
     def _touch(self, now: float, instance: Instance) -> None:
-        self._mark += min(max(now - self._heard_at, 0.0), self._gap_s)
+        since = now - self._heard_at
+        if since > 0.0:
+            self._mark += min(since, self._gap_s)
         self._heard_at = instance.heard_at = now
         instance.heard_mark = self._mark
         self._by_silence[instance.instance_id] = instance

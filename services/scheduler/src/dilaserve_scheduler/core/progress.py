@@ -39,7 +39,7 @@ def advance_by_record(now: float, request: Request, record: StoredRequest) -> bo
 def _set(
     now: float, request: Request, step: int, n_unmasked: int, block: int, n_block_masked: int
 ) -> None:
-    if n_block_masked == 0 and block + 1 < request.n_blocks:
+    if not n_block_masked and block + 1 < request.n_blocks:
         block += 1
         n_block_masked = request.block_size(block)
     request.step, request.n_unmasked = step, n_unmasked

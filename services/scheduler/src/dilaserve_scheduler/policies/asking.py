@@ -8,6 +8,7 @@ who waits for it is nobody.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from dilaserve.messages import (
     ConfidenceStats,
@@ -39,13 +40,14 @@ class Asking:
         self._as_predicted = as_predicted
         self._every_of: dict[str, int] = {}
         self._asked_at: dict[str, int] = {}
-        self._due: dict[str, tuple[Request, ConfidenceStats]] = {}
+        self._due: dict[str, dict[str, tuple[Request, ConfidenceStats]]] = {}
+        """By model, by request."""
         self._until: dict[str, float] = {}
 
     def stepped(self, request: Request, confidence: ConfidenceStats) -> None:
         """A step of the request left these confidences."""
         if self._is_due(request):
-            self._due[request.request_id] = request, confidence
+            self._due_of(request)[request.request_id] = request, confidence
 
     def passed(self, requests: Sequence[Request], items: Iterable[StepItemResult]) -> None:
         """The same of those of a pass whose requests go on."""
@@ -54,7 +56,7 @@ class Asking:
             for item in items:
                 request = due.get(item.request_id)
                 if request is not None:
-                    self._due[item.request_id] = request, item.confidence
+                    self._due_of(request)[item.request_id] = request, item.confidence
 
     def n_unmasked(self, request_id: str) -> int:
         """Tokens unmasked when the request was asked about last."""
@@ -63,7 +65,7 @@ class Asking:
     def forget(self, request: Request) -> None:
         """It has ended."""
         self._asked_at.pop(request.request_id, None)
-        self._due.pop(request.request_id, None)
+        self._due_of(request).pop(request.request_id, None)
 
     def answered(self, answer: StepsPredicted) -> None:
         """The question about a model is answered."""
@@ -73,17 +75,22 @@ class Asking:
 
     def questions(self, now: float) -> list[Inquire]:
         """What to ask now; at most one question per model."""
-        if not self._due:
-            return []
-        batches: dict[str, list[StepQuestion]] = {}
-        for request_id, (request, confidence) in list(self._due.items()):
-            model_id = request.model_id
-            batch = batches.setdefault(model_id, [])
-            if self._until.get(model_id, 0.0) <= now and len(batch) < MAX_BATCH:
-                batch.append(_question(request, confidence))
-                self._asked_at[request_id] = request.n_unmasked
-                del self._due[request_id]
-        return [self._ask(now, model_id, batch) for model_id, batch in batches.items() if batch]
+        return [
+            self._ask(now, model_id, self._take(due))
+            for model_id, due in self._due.items()
+            if due and self._until.get(model_id, 0.0) <= now
+        ]
+
+    def _take(self, due: dict[str, tuple[Request, ConfidenceStats]]) -> list[StepQuestion]:
+        batch = []
+        for request, confidence in list(islice(due.values(), MAX_BATCH)):
+            batch.append(_question(request, confidence))
+            self._asked_at[request.request_id] = request.n_unmasked
+            del due[request.request_id]
+        return batch
+
+    def _due_of(self, request: Request) -> dict[str, tuple[Request, ConfidenceStats]]:
+        return self._due.setdefault(request.model_id, {})
 
     def _is_due(self, request: Request) -> bool:
         every = self._every_of.get(request.model_id, self._every)

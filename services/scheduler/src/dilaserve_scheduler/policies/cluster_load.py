@@ -158,7 +158,7 @@ class ClusterLoad:
         """Highest candidate of a request: its priority's level, rounded up for as many as the
         fraction says; never below its quality floor; the lowest for the hopeless (until they are
         placed)."""
-        if self._ledger.is_hopeless[course.slot]:
+        if course.is_hopeless:
             return course.floor
         level = self._lowest_level
         if len(self._levels) > 1:
@@ -186,8 +186,7 @@ class ClusterLoad:
         self.n_hopeful = int(np.count_nonzero(ledger.is_waiting[slots]))
         if self._options.load_control:
             self._find_levels(now, slots)
-        requests = [ledger.requests[slot] for slot in newly]
-        return [request for request in requests if request is not None]
+        return [course.request for course in newly]
 
     def _in_order(self, slots: Integers) -> Integers:
         """Those that run, then those that wait in the order of their line."""
@@ -237,19 +236,19 @@ class ClusterLoad:
         shares: list[float] = (blocks / np.maximum(steps, 1e-9)).tolist()
         return shares
 
-    def _find_hopeless(self, now: float, slots: Integers) -> Integers:
+    def _find_hopeless(self, now: float, slots: Integers) -> list[Course]:
         """Who waits, and could not be in time at the lowest threshold if it were placed now: surely
         or, where lower thresholds help nobody any more, probably."""
         ledger = self._ledger
         slots = slots[ledger.is_waiting[slots]]
         if not self._options.give_up_hopeless:
-            return slots[:0]
+            return []
         factor = HOPELESS_FACTOR if self.is_short else 1.0 / SURELY
         lowest = ledger.floor[slots]
         steps = np.take_along_axis(ledger.steps(slots), lowest[:, None], axis=1)[:, 0]
         late = now + factor * steps * self._pass_s > ledger.deadline[slots]
-        newly: Integers = slots[late]
-        ledger.is_hopeless[newly] = True
+        newly = [course for slot in slots[late] if (course := ledger.by_slot[slot]) is not None]
+        ledger.give_up(newly)
         return newly
 
     def _find_levels(self, now: float, slots: Integers) -> None:

@@ -110,8 +110,8 @@ class Dilaserve(Policy):
         ledger, course = self._ledger, self._ledger.courses.get(request.request_id)
         if course is None:
             return (0.0, -request.priority, self._deadline(request))
-        slot = course.slot
-        return (float(ledger.is_hopeless[slot]), -request.priority, float(ledger.start_by[slot]))
+        start_by = float(ledger.start_by[course.slot])
+        return (float(course.is_hopeless), -request.priority, start_by)
 
     # --- thresholds (Algorithm 1) --------------------------------------------------------------
 
@@ -158,7 +158,8 @@ class Dilaserve(Policy):
     ) -> list[int]:
         """Candidate of each request: the highest within its cap at which it is in time, else the
         lowest."""
-        caps = [self._cap(course) for course in courses]
+        cap_of = self._load.cap if self._options.caps_at_next_step else self._cap
+        caps = [cap_of(course) for course in courses]
         if instance is None or not self._options.deadline_control:
             return caps
         tempo = self._tempo(instance)
@@ -183,21 +184,19 @@ class Dilaserve(Policy):
         can_help = self._load.n_hopeful > 0 and self._load.is_short
         if not can_help or not self._options.give_up_hopeless:
             return []
-        pass_s, known = self._pass_s(instance) / SURELY, self._ledger.is_hopeless
+        pass_s = self._pass_s(instance) / SURELY
         found = [
             course
             for course in courses
             if course.recomputes >= 1
-            and not known[course.slot]
+            and not course.is_hopeless
             and now + course.steps(course.floor) * pass_s > course.deadline
         ]
-        for course in found:
-            known[course.slot] = True
+        self._ledger.give_up(found)
         return found
 
     def _cap(self, course: Course) -> int:
-        if self._options.caps_at_next_step:
-            return self._load.cap(course)
+        """As of the last refresh or change of the batch."""
         if course.is_stale:
             course.cap, course.is_stale = self._load.cap(course), False
         return course.cap
@@ -312,8 +311,9 @@ class Dilaserve(Policy):
     def unparked(self, now: float, request: Request) -> None:
         """It waits no more; if it was given up, its own threshold will say so again."""
         self._backlog.unparked(request)
-        slot = self._enter(now, request).slot
-        self._ledger.is_waiting[slot] = self._ledger.is_hopeless[slot] = False
+        course = self._enter(now, request)
+        self._ledger.is_waiting[course.slot] = False
+        self._ledger.hope_again(course)
 
     def joined(self, now: float, instance: Instance) -> tuple[()]:
         """Take it into the choice."""

@@ -44,8 +44,9 @@ class Habits:
             if course is None:
                 zeros = [0] * len(self._assumed)
                 course = self._courses[request_id] = (zeros, list(zeros))
-            course[0][k] += 1
-            course[1][k] += n_new
+            steps, tokens = course
+            steps[k] += 1
+            tokens[k] += n_new
 
     def ended(self, request_id: str, *, finished: bool) -> None:
         """Learn from a request, if it was served to its end."""

@@ -5,7 +5,7 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -57,6 +57,7 @@ class Course:
     """The highest candidate that load control allowed when it was looked at last."""
     is_stale: bool = True
     """Whether the cap is to be looked at."""
+    is_hopeless: bool = False
 
     def steps(self, k: int, *, upper: bool = False) -> float:
         """See Ledger.steps."""
@@ -70,8 +71,7 @@ class Ledger:
     def __init__(self, n_thresholds: int) -> None:
         self.courses: dict[str, Course] = {}
         """By request id."""
-        self.requests: list[Request | None] = []
-        """By slot."""
+        self.by_slot: list[Course | None] = []
         self._k = n_thresholds
         self._free: list[int] = []
         self._n_added = 0
@@ -144,7 +144,7 @@ class Ledger:
         """Forget a request; unknown ones are ignored."""
         course = self.courses.pop(request.request_id, None)
         if course is not None:
-            self.requests[course.slot] = None
+            self.by_slot[course.slot] = None
             self.is_active[course.slot] = False
             self._free.append(course.slot)
             self._moved.discard(course)
@@ -172,6 +172,15 @@ class Ledger:
         course.anchor = max(tokens_left, 1.0)
         course.is_stale = True
         self._foretold.add(course)
+
+    def give_up(self, courses: Iterable[Course]) -> None:
+        """They are hopeless."""
+        for course in courses:
+            course.is_hopeless = self.is_hopeless[course.slot] = True
+
+    def hope_again(self, course: Course) -> None:
+        """It is not."""
+        course.is_hopeless = self.is_hopeless[course.slot] = False
 
     def refresh(self) -> None:
         """Bring the columns up to date: nobody looks at them at a step."""
@@ -210,7 +219,7 @@ class Ledger:
     def _enter(self, course: Course) -> None:
         """Into all columns."""
         slot, request = course.slot, course.request
-        self.requests[slot] = request
+        self.by_slot[slot] = course
         self.p50[slot], self.upper[slot], self.anchor[slot] = (
             course.p50, course.upper, course.anchor
         )  # fmt: skip
@@ -223,11 +232,11 @@ class Ledger:
         self._mean_full = None
 
     def _grow(self) -> None:
-        old, size = dict(vars(self)), len(self.requests)
+        old, size = dict(vars(self)), len(self.by_slot)
         new_size = max(2 * size, FIRST_SIZE)
         self._allocate(new_size)
         for name, column in old.items():
             if isinstance(column, np.ndarray):
                 getattr(self, name)[:size] = column
-        self.requests += [None] * (new_size - size)
+        self.by_slot += [None] * (new_size - size)
         self._free = list(range(new_size - 1, size - 1, -1))

@@ -38,10 +38,10 @@ def _due(n_rows: int, share: float, n_together: int) -> list[float]:
     the chain in which those that run may come to another one, and those put off still are."""
     size = n_rows + 1
     chain = np.zeros((size, size))
-    for n in range(size):
-        put_off = max(n - n_together, 0)
-        chances = _binomial(n_rows - put_off, share)
-        chain[n, put_off : put_off + len(chances)] = chances
+    chain[: n_together + 1] = _binomial(n_rows, share)
+    for n in range(n_together + 1, size):
+        put_off = n - n_together
+        chain[n, put_off:] = _binomial(n_rows - put_off, share)
     for _ in range(N_SQUARINGS):
         chain = chain @ chain
     due: list[float] = chain[0].tolist()
@@ -49,4 +49,10 @@ def _due(n_rows: int, share: float, n_together: int) -> list[float]:
 
 
 def _binomial(n: int, p: float) -> list[float]:
-    return [math.comb(n, k) * p**k * (1.0 - p) ** (n - k) for k in range(n + 1)]
+    chances, others = _powers(p, n), _powers(1.0 - p, n)
+    return [math.comb(n, k) * chances[k] * others[n - k] for k in range(n + 1)]
+
+
+@lru_cache(maxsize=64)
+def _powers(p: float, n: int) -> list[float]:
+    return [p**k for k in range(n + 1)]

@@ -155,11 +155,13 @@ class Pricing:
         return self.overhead(degree) * curve.seconds(round(n_tokens))
 
     def _curve(self, degree: int) -> LatencyCurve | None:
-        if degree not in self._curves:
+        try:
+            return self._curves[degree]
+        except KeyError:
             profiles = self._profiles
             known = profiles is not None and degree in profiles.tp_degrees
-            self._curves[degree] = profiles.curve(degree) if profiles and known else None
-        return self._curves[degree]
+            curve = self._curves[degree] = profiles.curve(degree) if profiles and known else None
+            return curve
 
     def _line(self, degree: int) -> Line:
         return self._lines.setdefault(degree, Line())
