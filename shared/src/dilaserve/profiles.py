@@ -13,7 +13,6 @@ that each row sees. Points may come in any order, and more than once for one num
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -146,7 +145,7 @@ def load_profiles(path: Path) -> ProfileSet:
 def save_profiles(profiles: ProfileSet, path: Path) -> None:
     """Write a file, one line a point; whoever reads meanwhile sees the old one or the new one.
     Raises ProfileError, naming it."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch = path.with_name(f".{path.name}.part")
     try:
         scratch.write_text(_as_json(profiles))
         scratch.replace(path)
