@@ -57,8 +57,13 @@ def test_ctrl_c_keeps_what_there_is() -> None:
 
 
 def test_a_second_ctrl_c_ends_the_process() -> None:
-    with watching(Console(file=io.StringIO())) as watch:
-        signal.raise_signal(signal.SIGINT)
-        assert watch.is_stopped
-        with pytest.raises(KeyboardInterrupt):
+    # In the background of a shell, a process begins with SIGINT ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with watching(Console(file=io.StringIO())) as watch:
             signal.raise_signal(signal.SIGINT)
+            assert watch.is_stopped
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
