@@ -16,7 +16,9 @@ CONNECT_TIMEOUT_S = 3.0
 
 
 def ping(
-    service: Annotated[str, typer.Argument(help="gateway, scheduler, predictor or gpu-worker.")],
+    service: Annotated[
+        str, typer.Argument(help="gateway, scheduler, predictor, reconfigurator or gpu-worker.")
+    ],
     here: Annotated[bool, typer.Option("--here", help="Only on this host.")] = False,
     nats_url: NatsUrl = None,
 ) -> None:
