@@ -14,10 +14,12 @@ from torch import Tensor
 from dilaserve.errors import ModelFolderError
 from dilaserve_gpu_worker.checkpoint import Checkpoint, weights_hash
 from dilaserve_gpu_worker.model_config import read_config
-from dilaserve_gpu_worker.models import dream, llada
 from dilaserve_gpu_worker.models.config import ModelConfig
+from dilaserve_gpu_worker.models.dream import Dream
+from dilaserve_gpu_worker.models.llada import LLaDA
 from dilaserve_gpu_worker.models.model import Model
 from dilaserve_gpu_worker.models.peers import Alone, Peers
+from dilaserve_gpu_worker.models.transformer import LayerWeights, Weights
 
 __all__ = ["load_model", "read_config", "shard_config", "weights_hash"]
 
@@ -44,8 +46,8 @@ def load_model(
             dtype = torch.float32 if device.type == "cpu" else checkpoint.dtype
         source = _Source(checkpoint, device, dtype, peers)
         if config.model_type == "Dream":
-            return dream.Dream(shard, _dream_weights(source, config), peers)
-        return llada.LLaDA(shard, _llada_weights(source, config), peers)
+            return Dream(shard, _dream_weights(source, config), peers)
+        return LLaDA(shard, _llada_weights(source, config), peers)
 
 
 def shard_config(config: ModelConfig, degree: int) -> ModelConfig:
@@ -123,14 +125,14 @@ class _Names:
     down: str
 
 
-def _llada_weights(source: _Source, config: ModelConfig) -> llada.Weights:
+def _llada_weights(source: _Source, config: ModelConfig) -> Weights:
     v, d = config.vocab_size, config.d_model
     embedding_VD = source.rows("model.transformer.wte.weight", v, d)
     layers = [
-        llada.LayerWeights(**_block(source, config, _llada_names(i)))
+        LayerWeights(**_block(source, config, _llada_names(i)), qkv_bias_X=None)
         for i in range(config.n_layers)
     ]
-    return llada.Weights(
+    return Weights(
         embedding_VD=embedding_VD,
         layers=layers,
         final_norm_D=source.whole("model.transformer.ln_f.weight", d),
@@ -145,10 +147,10 @@ def _llada_names(index: int) -> _Names:
     return _Names(*(f"model.transformer.blocks.{index}.{name}" for name in (*names, "ff_out")))
 
 
-def _dream_weights(source: _Source, config: ModelConfig) -> dream.Weights:
+def _dream_weights(source: _Source, config: ModelConfig) -> Weights:
     v, d = config.vocab_size, config.d_model
     embedding_VD = source.rows("model.embed_tokens.weight", v, d)
-    return dream.Weights(
+    return Weights(
         embedding_VD=embedding_VD,
         layers=[_dream_layer(source, config, index) for index in range(config.n_layers)],
         final_norm_D=source.whole("model.norm.weight", d),
@@ -156,7 +158,7 @@ def _dream_weights(source: _Source, config: ModelConfig) -> dream.Weights:
     )
 
 
-def _dream_layer(source: _Source, config: ModelConfig, index: int) -> dream.LayerWeights:
+def _dream_layer(source: _Source, config: ModelConfig, index: int) -> LayerWeights:
     block = f"model.layers.{index}"
     attention, mlp = f"{block}.self_attn", f"{block}.mlp"
     names = _Names(
@@ -174,7 +176,7 @@ def _dream_layer(source: _Source, config: ModelConfig, index: int) -> dream.Laye
     bias_X = source.stack(
         (f"{names.q}.bias", n_q), (f"{names.k}.bias", n_kv), (f"{names.v}.bias", n_kv)
     )
-    return dream.LayerWeights(**_block(source, config, names), qkv_bias_X=bias_X)
+    return LayerWeights(**_block(source, config, names), qkv_bias_X=bias_X)
 
 
 def _block(source: _Source, config: ModelConfig, names: _Names) -> dict[str, Tensor]:

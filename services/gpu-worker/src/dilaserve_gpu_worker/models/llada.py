@@ -1,104 +1,14 @@
-"""LLaDA: a bidirectional pre-norm transformer with rotary positions and SwiGLU, on one device.
-
-Knows neither batches nor caches: `attend` gives each layer its keys. Of several ranks each computes
-the heads, the feed-forward width and the vocabulary that `config` says are its own, and `peers`
-joins them. Shape letters: models.model.
-"""
+"""LLaDA: no biases; its hidden state at a position predicts the token there."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-from dilaserve_gpu_worker.models.config import ModelConfig
-from dilaserve_gpu_worker.models.model import Attend
-from dilaserve_gpu_worker.models.parts import (
-    embed,
-    feed_forward,
-    rms_norm,
-    rotary_tables,
-    rotate,
-)
-from dilaserve_gpu_worker.models.peers import Peers
+from dilaserve_gpu_worker.models.transformer import Transformer
 
 
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One block. Projections that read the same input are stacked into one matrix."""
+class LLaDA(Transformer):
+    """The published LLaDA architecture: RoPE in fp32."""
 
-    attn_norm_D: Tensor
-    qkv_XD: Tensor
-    """Rows: queries (H·A), keys (G·A), values (G·A)."""
-    attn_out_DX: Tensor
-    ff_norm_D: Tensor
-    gate_up_YD: Tensor
-    """Rows: gate (F), up (F)."""
-    down_DF: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """All weights of a rank, in the type and on the device in which the model computes."""
-
-    embedding_VD: Tensor
-    layers: list[LayerWeights]
-    final_norm_D: Tensor
-    head_VD: Tensor
-
-
-class LLaDA:
-    """The published LLaDA architecture: no biases, RMSNorm and RoPE in fp32."""
-
-    def __init__(self, config: ModelConfig, weights: Weights, peers: Peers) -> None:
-        self.config = config
-        self._weights = weights
-        self._peers = peers
-        self._cos_PA, self._sin_PA = rotary_tables(config, self.device)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are and the forward pass runs."""
-        return self._weights.embedding_VD.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of activations, keys and values."""
-        return self._weights.embedding_VD.dtype
-
-    def hidden(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
-        """Last hidden states TD, before the final norm. Positions count from 0 within a request."""
-        reduce = self._peers.reduce
-        h_TD = embed(tokens_T, self._weights.embedding_VD, self._peers)
-        cos_T1A = self._cos_PA[positions_T].unsqueeze(1)
-        sin_T1A = self._sin_PA[positions_T].unsqueeze(1)
-        eps = self.config.rms_norm_eps
-        for index, layer in enumerate(self._weights.layers):
-            x_TD = rms_norm(h_TD, layer.attn_norm_D, eps)
-            h_TD += reduce(self._attention(index, layer, x_TD, cos_T1A, sin_T1A, attend))
-            x_TD = rms_norm(h_TD, layer.ff_norm_D, eps)
-            h_TD += reduce(feed_forward(x_TD, layer.gate_up_YD, layer.down_DF))
-        return h_TD
-
-    def logits(self, h_ND: Tensor) -> Tensor:
-        """Logits NV in fp32; row i predicts the token at the position of row i itself."""
-        x_ND = rms_norm(h_ND, self._weights.final_norm_D, self.config.rms_norm_eps)
-        return self._peers.gather(F.linear(x_ND, self._weights.head_VD)).float()
-
-    def _attention(
-        self,
-        index: int,
-        layer: LayerWeights,
-        x_TD: Tensor,
-        cos_T1A: Tensor,
-        sin_T1A: Tensor,
-        attend: Attend,
-    ) -> Tensor:
-        n_q, n_kv = self.config.n_heads, self.config.n_kv_heads
-        qkv_TX = F.linear(x_TD, layer.qkv_XD)
-        qkv_TXA = qkv_TX.view(len(x_TD), n_q + 2 * n_kv, self.config.head_dim)
-        qk_TXA = rotate(qkv_TXA[:, : n_q + n_kv].float(), cos_T1A, sin_T1A).to(x_TD.dtype)
-        o_THA = attend(index, qk_TXA[:, :n_q], qk_TXA[:, n_q:], qkv_TXA[:, n_q + n_kv :])
-        return F.linear(o_THA.flatten(1), layer.attn_out_DX)
+    def _rotary_dtype(self) -> torch.dtype:
+        return torch.float32
