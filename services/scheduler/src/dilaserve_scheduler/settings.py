@@ -26,6 +26,12 @@ class SchedulerSettings(CommonSettings, frozen=True, kw_only=True):
     ] = "0.5,0.6,0.7,0.8,0.9"
     slo_ms: Annotated[int, "SLO of requests that bring none, in milliseconds"] = 30000
     margin: Annotated[float, "share of its SLO that a request's threshold is planned with"] = 0.9
+    delivery_ms: Annotated[
+        int,
+        "milliseconds from a request's last step to its client's having the answer; `dilaserve` "
+        "keeps them free before each deadline, but at most a tenth of the SLO",
+        NOT_NEGATIVE,
+    ] = 50
     profile: Annotated[
         str, "latency profile (dilaserve profile); empty: learned from what passes take"
     ] = ""
@@ -81,6 +87,7 @@ class SchedulerSettings(CommonSettings, frozen=True, kw_only=True):
             profiles=load_profiles(Path(self.profile)) if self.profile else None,
             overhead=self.overhead or None,
             margin=self.margin,
+            delivery_s=self.delivery_ms / 1000,
             refresh_tokens=self.refresh_tokens or PolicyOptions().refresh_tokens,
             refresh_as_predicted=not self.refresh_tokens,
         )

@@ -66,6 +66,19 @@ def test_the_highest_threshold_that_meets_the_deadline(slo_s: float, threshold: 
     assert Stage().start(slo_s=slo_s).threshold == threshold
 
 
+@pytest.mark.parametrize(
+    ("delivery_s", "threshold"),
+    [
+        (0.0, 0.9),  # 16 steps of 10 ms
+        (0.005, 0.9),
+        (0.02, 0.5),  # a tenth of the SLO is kept free, which leaves 153 ms
+    ],
+)
+def test_time_to_deliver_the_answer_is_kept_free(delivery_s: float, threshold: float) -> None:
+    request = Stage(delivery_s=delivery_s).start(slo_s=0.17)
+    assert request.threshold == threshold
+
+
 def test_the_batch_that_will_run_is_priced() -> None:
     """A big request beside it, of which a tenth of the passes recompute 632 tokens: slower than
     alone, and far from as slow as if all recomputed together."""

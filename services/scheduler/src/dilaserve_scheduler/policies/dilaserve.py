@@ -43,6 +43,8 @@ RISK = 1.2
 """Upper quantile of the remaining steps over their median while there is no predictor's."""
 RAISE_AT = 0.95
 """A request goes back to a higher threshold only if that needs at most this share of its budget."""
+DELIVERY_SHARE = 0.1
+"""Of its SLO, at most, that is kept free before a deadline for the delivery of the answer."""
 SHARE_SMOOTHING = 0.02
 """Weight of a pass in the share of recompute rows."""
 
@@ -262,8 +264,10 @@ class Dilaserve(Policy):
             self._load.observe_share(n_recomputes / n_rows, SHARE_SMOOTHING)
 
     def _deadline(self, request: Request) -> float:
+        """When its last step has to be done, so that the client has the answer in time."""
         slo_s = request.slo_s if request.slo_s is not None else self._options.slo_s
-        return request.arrival_s + slo_s
+        delivery_s = min(self._options.delivery_s, DELIVERY_SHARE * slo_s)
+        return request.arrival_s + slo_s - delivery_s
 
     def _floor(self, request: Request) -> int:
         least = request.min_confidence or 0.0

@@ -42,6 +42,8 @@ class PolicyOptions:
     """By threshold, for policies that weigh it."""
     margin: float = 0.9
     """Share of its SLO that a request's own threshold is planned with."""
+    delivery_s: float = 0.0
+    """What lies between a request's last step and its client's having the answer."""
     refresh_tokens: int = 8
     """Newly unmasked tokens after which a request's remaining steps are predicted anew."""
     refresh_as_predicted: bool = False
