@@ -24,6 +24,7 @@ MEASURED_CODE = (
     "dilaserve_bench",
     "dilaserve_gpu_worker",
     "dilaserve_predictor",
+    "dilaserve_reconfigurator",
     "dilaserve_scheduler",
 )
 N_HEX = 12
