@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from dilaserve_gpu_worker.attention import attention_backend, choose_attention
+from dilaserve_gpu_worker.attention import attention_backend, choose_attention, on_device
 from dilaserve_gpu_worker.attention.trial import RaggedCase, plain_attention, random_case
 from dilaserve_gpu_worker.models.config import ModelConfig
 
@@ -51,7 +51,7 @@ def test_ragged_batches(
         case = _case(shapes, heads, seed, has_pool).to(cuda, dtype)
         if name == "torch_paged" and not _has_small_pages(case, cuda):
             pytest.skip("this torch has no attention over pages of 32 tokens on this GPU")
-        attend = attention_backend(name)(case.ragged, cuda)
+        attend = on_device(attention_backend(name), case.ragged, cuda)
         mixed = attend(case.q_THA, case.k_TGA, case.v_TGA, case.pooled)
         torch.testing.assert_close(mixed.double(), plain_attention(case), atol=2e-2, rtol=2e-2)
 
@@ -66,7 +66,7 @@ def test_auto_finds_a_variable_length_kernel(heads: str, cuda: torch.device) -> 
 
 def _has_small_pages(case: RaggedCase, cuda: torch.device) -> bool:
     try:
-        attend = attention_backend("torch_paged")(case.ragged, cuda)
+        attend = on_device(attention_backend("torch_paged"), case.ragged, cuda)
         attend(case.q_THA, case.k_TGA, case.v_TGA, case.pooled)
     except RuntimeError:
         return False

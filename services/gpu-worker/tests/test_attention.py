@@ -19,6 +19,7 @@ from dilaserve_gpu_worker.attention import (
     attention_backend,
     backends,
     choose_attention,
+    on_device,
 )
 from dilaserve_gpu_worker.attention.trial import (
     plain_attention,
@@ -56,7 +57,7 @@ def test_ragged_batches_over_a_pool(
     name: str, shapes: list[tuple[int, int, int]], heads: tuple[int, int], seed: int
 ) -> None:
     case = random_case(shapes, seed=seed, n_heads=heads[0], n_kv_heads=heads[1])
-    attend = BACKENDS[name](case.ragged, CPU)
+    attend = on_device(BACKENDS[name], case.ragged, CPU)
     mixed = attend(case.q_THA, case.k_TGA, case.v_TGA, case.pooled)
     assert mixed.shape == case.q_THA.shape
     torch.testing.assert_close(mixed.double(), plain_attention(case), atol=2e-6, rtol=1e-5)
@@ -65,7 +66,7 @@ def test_ragged_batches_over_a_pool(
 @pytest.mark.parametrize("name", BACKENDS)
 def test_ragged_batches_without_a_pool(name: str) -> None:
     case = random_case([(2, 40, 40), (1, 7, 7), (3, 65, 65)], seed=3, has_pool=False)
-    attend = BACKENDS[name](case.ragged, CPU)
+    attend = on_device(BACKENDS[name], case.ragged, CPU)
     mixed = attend(case.q_THA, case.k_TGA, case.v_TGA, None)
     torch.testing.assert_close(mixed.double(), plain_attention(case), atol=2e-6, rtol=1e-5)
 

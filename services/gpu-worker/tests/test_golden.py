@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dilaserve.store.records import DecodingSpec
-from dilaserve_gpu_worker.attention import Ragged, Run, attention_backend
+from dilaserve_gpu_worker.attention import Ragged, Run, attention_backend, on_device
 from dilaserve_gpu_worker.engine.alone import denoise_alone
 from dilaserve_gpu_worker.models.model import Model
 
@@ -42,7 +42,8 @@ def test_sequences_and_forward_windows_of_dream(dream_folder: Path, dream_model:
 def _logits(model: Model, tokens: Tensor) -> Tensor:
     run = Run(n_rows=1, n_queries=len(tokens), n_keys=len(tokens), start=0, first_key=None)
     nothing = np.empty(0, np.int64)
-    attend = attention_backend("sdpa")(Ragged([run], nothing, nothing), torch.device("cpu"))
+    ragged = Ragged([run], nothing, nothing)
+    attend = on_device(attention_backend("sdpa"), ragged, torch.device("cpu"))
     with torch.inference_mode():
         h_TD = model.hidden(
             tokens, torch.arange(len(tokens)), lambda _, q, k, v: attend(q, k, v, None)

@@ -1,12 +1,21 @@
 """Attention backends, chosen by name: full, bidirectional, over rows of different lengths."""
 
 from dilaserve_gpu_worker.attention.backends import (
-    Attention,
-    LayerAttention,
+    STATIC,
     attention_backend,
     choose_attention,
+    on_device,
 )
-from dilaserve_gpu_worker.attention.runs import PooledKeys, Ragged, Run
+from dilaserve_gpu_worker.attention.runs import (
+    Attention,
+    LayerAttention,
+    PooledKeys,
+    Prepared,
+    Ragged,
+    Room,
+    Run,
+    room_of,
+)
 
-__all__ = ["Attention", "LayerAttention", "PooledKeys", "Ragged", "Run"]
-__all__ += ["attention_backend", "choose_attention"]
+__all__ = ["STATIC", "Attention", "LayerAttention", "PooledKeys", "Prepared", "Ragged", "Room"]
+__all__ += ["Run", "attention_backend", "choose_attention", "on_device", "room_of"]

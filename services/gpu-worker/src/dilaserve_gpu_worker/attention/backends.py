@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from dilaserve.errors import SettingsError
-from dilaserve_gpu_worker.attention.runs import PooledKeys, Ragged
+from dilaserve_gpu_worker.attention.runs import Attention, LayerAttention, Ragged
 from dilaserve_gpu_worker.attention.sdpa import prepare_sdpa
 from dilaserve_gpu_worker.attention.trial import plain_attention, random_case
 from dilaserve_gpu_worker.attention.varlen import (
@@ -22,6 +19,7 @@ from dilaserve_gpu_worker.attention.varlen import (
     torch_paged_kernel,
 )
 from dilaserve_gpu_worker.models.config import ModelConfig
+from dilaserve_gpu_worker.transfer import put
 
 log = logging.getLogger(__name__)
 
@@ -32,19 +30,14 @@ CLOSE = 0.05
 """Of values of unit variance in 16 bits: a wrong key or mask shows far above it."""
 
 
-class LayerAttention(Protocol):
-    """Attention of one layer of a ragged batch. Shape letters: models.model."""
-
-    def __call__(
-        self, q_THA: Tensor, k_TGA: Tensor, v_TGA: Tensor, pooled: PooledKeys | None
-    ) -> Tensor:
-        """Mix values as THA. The batch's own keys and values are already in the pool, where there
-        is one. Tokens outside all runs (padding) come back as zeros."""
-        ...
+STATIC = ("torch_varlen", "torch_paged", "flash_attn")
+"""Those whose calls depend on nothing but a Room and what is on the device; can be captured."""
 
 
-Attention = Callable[[Ragged, torch.device], LayerAttention]
-"""Prepares, once for all layers, what a batch's shape needs on the device."""
+def on_device(attention: Attention, ragged: Ragged, device: torch.device) -> LayerAttention:
+    """Attention of a batch, ready to run."""
+    prepared = attention(ragged)
+    return prepared.bind(put(prepared.arrays, device))
 
 
 def attention_backend(name: str) -> Attention:
@@ -97,7 +90,7 @@ def _passes(name: str, config: ModelConfig, device: torch.device, dtype: torch.d
         head_dim=config.head_dim,
     ).to(device, dtype)
     try:
-        attend = attention_backend(name)(case.ragged, device)
+        attend = on_device(attention_backend(name), case.ragged, device)
         mixed = attend(case.q_THA, case.k_TGA, case.v_TGA, case.pooled)
     except (SettingsError, RuntimeError, NotImplementedError) as error:
         log.info("attention backend %s does not run on %s: %s", name, device, error)

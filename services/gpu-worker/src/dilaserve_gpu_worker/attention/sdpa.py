@@ -12,12 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dilaserve_gpu_worker.attention.runs import PooledKeys, Ragged, Run
+from dilaserve_gpu_worker.attention.runs import PooledKeys, Prepared, Ragged, Room, Run
 
 
-def prepare_sdpa(ragged: Ragged, device: torch.device) -> partial[Tensor]:
-    """See attention.Attention."""
-    return partial(_attend, ragged, torch.from_numpy(ragged.key_slots).to(device))
+def prepare_sdpa(ragged: Ragged, room: Room | None = None) -> Prepared:
+    """See attention.Attention. Raises ValueError for a room: its calls follow a batch's runs."""
+    if room is not None:
+        raise ValueError("sdpa has room for the batch itself only; use a backend of STATIC")
+    return Prepared([ragged.key_slots], lambda tensors: partial(_attend, ragged, tensors[0]))
 
 
 def _attend(

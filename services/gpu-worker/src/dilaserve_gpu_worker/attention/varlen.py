@@ -6,19 +6,27 @@ other. Kernels are passed in, so that a plain one can stand in for them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dilaserve.errors import SettingsError
-from dilaserve_gpu_worker.attention.runs import Ints, PooledKeys, Ragged
-from dilaserve_gpu_worker.engine.kv_pool import PAGE_TOKENS
+from dilaserve_gpu_worker.attention.runs import (
+    Ints,
+    PooledKeys,
+    Prepared,
+    Ragged,
+    Room,
+    room_of,
+)
+from dilaserve_gpu_worker.engine.kv_pool import PAGE_TOKENS, n_pages_for
+from dilaserve_gpu_worker.transfer import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,27 +63,39 @@ class PagedKernel(Protocol):
 
 
 def prepare_gathered(
-    ragged: Ragged, device: torch.device, *, kernel: GatheredKernel
-) -> partial[Tensor]:
+    ragged: Ragged, room: Room | None = None, *, kernel: GatheredKernel
+) -> Prepared:
     """See attention.Attention."""
-    slots = _slots(ragged) if len(ragged.write_slots) > 0 else []
-    slots_S = torch.from_numpy(np.concatenate([*slots, np.empty(0, np.int64)])).to(device)
-    return partial(_attend_gathered, kernel, _lengths(ragged, device), slots_S)
+    room = room or room_of(ragged)
+    slots_S = np.zeros(room.n_keys if len(ragged.write_slots) else 0, np.int64)
+    if len(slots_S):
+        slots = np.concatenate(_slots(ragged))
+        slots_S[: len(slots)] = slots
+    return Prepared(
+        [*_lengths(ragged), slots_S],
+        lambda tensors: partial(_attend_gathered, kernel, _bound(room, tensors), tensors[-1]),
+    )
 
 
-def prepare_paged(ragged: Ragged, device: torch.device, *, kernel: PagedKernel) -> partial[Tensor]:
+def prepare_paged(ragged: Ragged, room: Room | None = None, *, kernel: PagedKernel) -> Prepared:
     """See attention.Attention."""
-    pages_NP = None
-    if len(ragged.write_slots) > 0:
-        pages_NP = torch.from_numpy(_page_table(ragged)).to(device)
-    return partial(_attend_paged, kernel, _lengths(ragged, device), pages_NP)
+    room = room or room_of(ragged)
+    has_pool = len(ragged.write_slots) > 0
+    table = [_page_table(ragged, n_pages_for(room.longest_key))] if has_pool else []
+    return Prepared(
+        [*_lengths(ragged), *table],
+        lambda tensors: partial(
+            _attend_paged, kernel, _bound(room, tensors), tensors[3] if has_pool else None
+        ),
+    )
 
 
-def _page_table(ragged: Ragged) -> npt.NDArray[np.int32]:
-    pages = [slots[::PAGE_TOKENS] // PAGE_TOKENS for slots in _slots(ragged)]
-    table = np.zeros((len(pages), max(map(len, pages))), np.int32)
-    for line, own in zip(table, pages, strict=True):
-        line[: len(own)] = own
+def _page_table(ragged: Ragged, n_pages: int) -> npt.NDArray[np.int32]:
+    slots = _slots(ragged)
+    table = np.zeros((len(slots), n_pages), np.int32)
+    for line, own in zip(table, slots, strict=True):
+        pages = own[::PAGE_TOKENS] // PAGE_TOKENS
+        line[: len(pages)] = pages
     return table
 
 
@@ -195,22 +215,28 @@ def _attend_paged(
 
 
 def _padded(o_NHA: Tensor, n_tokens: int) -> Tensor:
-    return F.pad(o_NHA, (0, 0, 0, 0, 0, n_tokens - len(o_NHA)))
+    n_missing = n_tokens - len(o_NHA)
+    return F.pad(o_NHA, (0, 0, 0, 0, 0, n_missing)) if n_missing else o_NHA
 
 
-def _lengths(ragged: Ragged, device: torch.device) -> Lengths:
-    n_queries = np.array([run.n_queries for run in ragged.runs for _ in range(run.n_rows)])
-    n_keys = np.array([run.n_keys for run in ragged.runs for _ in range(run.n_rows)])
+def _lengths(ragged: Ragged) -> list[Array]:
+    """See Lengths: cu_queries, cu_keys and n_keys."""
+    n_queries = [run.n_queries for run in ragged.runs for _ in range(run.n_rows)]
+    n_keys = [run.n_keys for run in ragged.runs for _ in range(run.n_rows)]
+    return [_sums(n_queries), _sums(n_keys), np.array(n_keys, np.int32)]
+
+
+def _bound(room: Room, tensors: Sequence[Tensor]) -> Lengths:
+    cu_queries, cu_keys, n_keys = tensors[:3]
     return Lengths(
-        n_tokens=int(n_queries.sum()),
-        cu_queries=_sums(n_queries, device),
-        cu_keys=_sums(n_keys, device),
-        n_keys=torch.from_numpy(n_keys.astype(np.int32)).to(device),
-        longest_query=int(n_queries.max()),
-        longest_key=int(n_keys.max()),
+        n_tokens=room.n_queries,
+        cu_queries=cu_queries,
+        cu_keys=cu_keys,
+        n_keys=n_keys,
+        longest_query=room.longest_query,
+        longest_key=room.longest_key,
     )
 
 
-def _sums(lengths: Ints, device: torch.device) -> Tensor:
-    sums = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    return torch.from_numpy(sums).to(device)
+def _sums(lengths: Sequence[int]) -> npt.NDArray[np.int32]:
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)

@@ -10,15 +10,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dilaserve_gpu_worker.attention import Attention, PooledKeys, Ragged
+from dilaserve_gpu_worker.attention import Attention, LayerAttention, PooledKeys, Ragged
 from dilaserve_gpu_worker.engine.batch import MIN_ROWS, Batch
 from dilaserve_gpu_worker.engine.kv_pool import KVPool
-from dilaserve_gpu_worker.engine.sequence import Ints
 from dilaserve_gpu_worker.engine.unmask import best_confidence
 from dilaserve_gpu_worker.models.model import Model
+from dilaserve_gpu_worker.transfer import Array, put
 
 _OUTLOOK_ELEMENTS = 1 << 26
 """Logits that are looked at at a time for their confidence only, which bounds their memory."""
+
+N_ARRAYS = 5
+"""Of a batch, before those of attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +48,30 @@ class Runner:
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Scores:
         """Run the model, and fill the pool."""
-        write_slots = self._put(batch.write_slots)
-        ragged = Ragged(batch.runs, batch.write_slots, batch.key_slots)
-        attention = self._attention(ragged, self._model.device)
+        prepared = self._attention(Ragged(batch.runs, batch.write_slots, batch.key_slots))
+        tensors = put([*_arrays(batch), *prepared.arrays], self._model.device)
+        tokens_T, positions_T, write_slots, logit_rows_M, outlook_rows_K = tensors[:N_ARRAYS]
+        attention = prepared.bind(tensors[N_ARRAYS:])
+        h_TD = self._hidden(tokens_T, positions_T, write_slots, attention)
+        logits_MV = self._model.logits(h_TD.index_select(0, logit_rows_M))
+        return Scores(logits_MV, self._outlook(h_TD, outlook_rows_K))
+
+    def _hidden(
+        self,
+        tokens_T: Tensor,
+        positions_T: Tensor,
+        write_slots: Tensor,
+        attention: LayerAttention,
+    ) -> Tensor:
+        pool, n_tokens = self._pool, len(write_slots)
 
         def attend(layer: int, q_THA: Tensor, k_TGA: Tensor, v_TGA: Tensor) -> Tensor:
-            if self._pool is None:
+            if pool is None:
                 return attention(q_THA, k_TGA, v_TGA, None)
-            n_tokens = batch.n_tokens
-            self._pool.write(layer, write_slots, k_TGA[:n_tokens], v_TGA[:n_tokens])
-            return attention(q_THA, k_TGA, v_TGA, PooledKeys(*self._pool.layer(layer)))
+            pool.write(layer, write_slots, k_TGA[:n_tokens], v_TGA[:n_tokens])
+            return attention(q_THA, k_TGA, v_TGA, PooledKeys(*pool.layer(layer)))
 
-        h_TD = self._model.hidden(self._put(batch.tokens_T), self._put(batch.positions_T), attend)
-        logits_MV = self._model.logits(h_TD.index_select(0, self._put(batch.logit_rows_M)))
-        return Scores(logits_MV, self._outlook(h_TD, self._put(batch.outlook_rows_K)))
+        return self._model.hidden(tokens_T, positions_T, attend)
 
     def _outlook(self, h_TD: Tensor, rows_K: Tensor) -> Tensor:
         n_fit = _OUTLOOK_ELEMENTS // self._model.config.vocab_size
@@ -70,5 +83,13 @@ class Runner:
             ]
         )
 
-    def _put(self, values: Ints) -> Tensor:
-        return torch.from_numpy(values).to(self._model.device)
+
+def _arrays(batch: Batch) -> list[Array]:
+    """What the device must be given of a batch, beside what attention wants."""
+    return [
+        batch.tokens_T,
+        batch.positions_T,
+        batch.write_slots,
+        batch.logit_rows_M,
+        batch.outlook_rows_K,
+    ]

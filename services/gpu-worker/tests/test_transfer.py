@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dilaserve_gpu_worker.transfer import StaticArrays, fetch, put
+
+CPU = torch.device("cpu")
+ARRAYS = [
+    np.arange(5),
+    np.arange(7, dtype=np.int32),
+    np.empty(0, np.int64),
+    np.arange(6, dtype=np.int32).reshape(2, 3),
+    np.array([0.5, -1.5]),
+]
+
+
+def test_arrays_arrive_as_they_are() -> None:
+    for tensors in (put(ARRAYS, CPU), StaticArrays(ARRAYS, CPU).tensors):
+        for array, tensor in zip(ARRAYS, tensors, strict=True):
+            assert np.array_equal(fetch(tensor), array)
+            assert tensor.numpy().dtype == array.dtype
+            assert tensor.shape == array.shape
+            assert tensor.is_contiguous()
+
+
+def test_static_arrays_keep_their_place() -> None:
+    static = StaticArrays(ARRAYS, CPU)
+    places = [tensor.data_ptr() for tensor in static.tensors]
+    static.fill([array + 1 for array in ARRAYS])
+    assert [tensor.data_ptr() for tensor in static.tensors] == places
+    for array, tensor in zip(ARRAYS, static.tensors, strict=True):
+        assert np.array_equal(tensor.numpy(), array + 1)
+    assert all(place % 16 == 0 for place in places)
+
+
+@pytest.mark.parametrize("wrong", [np.arange(4), np.arange(5, dtype=np.int32)])
+def test_static_arrays_take_nothing_of_another_shape(wrong: np.ndarray) -> None:
+    static = StaticArrays(ARRAYS, CPU)
+    with pytest.raises(ValueError, match="in the place of"):
+        static.fill([wrong, *ARRAYS[1:]])
