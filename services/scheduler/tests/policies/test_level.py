@@ -20,7 +20,7 @@ def level(
     forecast: Forecast = NONE_COME,
     service: list[float] | None = None,
 ) -> float:
-    queue = Queue(np.array(work, dtype=float).reshape(-1, 3), np.array(slack))
+    queue = Queue(np.array(work, dtype=float).reshape(-1, 3).T, np.array(slack))
     half = np.array(service) if service else NO_SERVICE
     return highest_level(queue, forecast, capacity=1.0, reserve_s=half)
 

@@ -245,7 +245,7 @@ class ClusterLoad:
             return []
         factor = HOPELESS_FACTOR if self.is_short else 1.0 / SURELY
         lowest = ledger.floor[slots]
-        steps = np.take_along_axis(ledger.steps(slots), lowest[:, None], axis=1)[:, 0]
+        steps = np.take_along_axis(ledger.steps(slots), lowest[None, :], axis=0)[0]
         late = now + factor * steps * self._pass_s > ledger.deadline[slots]
         newly = [course for slot in slots[late] if (course := ledger.by_slot[slot]) is not None]
         ledger.give_up(newly)
@@ -259,41 +259,47 @@ class ClusterLoad:
         slack = np.where(ledger.is_waiting[slots], ledger.deadline[slots] - now, np.inf)
         capacity, reserve = self._capacity(), self._reserve_s()
         priority = ledger.priority[slots]
-        classes = sorted(
-            {int(p) for p in np.unique(priority)} | self._arrivals.keys(), reverse=True
-        )
-        settled = work[:, :1] * np.ones(work.shape[1])
+        classes = sorted(ledger.n_by_priority.keys() | self._arrivals.keys(), reverse=True)
+        settled = np.repeat(work[:1], len(work), axis=0)
         levels: dict[int, float] = {}
         for each in classes:
             mine = priority == each
-            settled[mine] = work[mine]
+            np.copyto(settled, work, where=mine)
             forecast = self._forecast(now, each, levels)
             level = highest_level(
                 Queue(settled, slack), forecast, capacity=capacity, reserve_s=reserve
             )
             levels[each] = level
-            settled[mine] = _at_level(work[mine], level)[:, None]
+            np.copyto(settled, _at_level(work, level), where=mine)
         self._levels = levels
         self._lowest_level = min(levels.values(), default=float(self._top))
-        self.wait_s = float(settled[:, 0].sum()) / capacity
+        self.wait_s = float(settled[0].sum()) / capacity
 
     def _work_s(self, slots: Integers) -> Floats:
-        """(requests × K) instance-seconds of the reference degree that are left, floors kept."""
+        """(K × requests) instance-seconds of the reference degree that are left, floors kept."""
         ledger = self._ledger
         n_cache = ledger.n_cache[slots]
         more = ledger.recomputes[slots] * (ledger.n_full[slots] - n_cache)
-        work = self._cost(ledger.steps(slots), n_cache[:, None], more[:, None])
-        allowed = np.maximum(np.arange(work.shape[1]), ledger.floor[slots][:, None])
-        result: Floats = np.take_along_axis(work, allowed, axis=1)
-        return result
+        work = self._cost(ledger.steps(slots), n_cache, more)
+        floor = ledger.floor[slots]
+        bound = np.flatnonzero(floor)
+        if bound.size:
+            allowed = np.maximum(np.arange(len(work))[:, None], floor[bound])
+            work[:, bound] = np.take_along_axis(work[:, bound], allowed, axis=0)
+        return work
 
     def _cost(self, steps: Floats, n_cache: Floats | float, more: Floats | float) -> Floats:
-        """Work of so many steps by candidate: `n_cache` tokens each, and `more` beside them."""
+        """Work of so many steps, by candidate first: `n_cache` tokens each, and `more` beside
+        them."""
         splits = self._by_level if self._options.instance_seconds else [TOKENS] * (self._top + 1)
-        row_s = np.array([split.row_s for split in splits])
-        token_s = np.array([split.token_s for split in splits])
-        result: Floats = steps * row_s + (steps * n_cache + more) * token_s
-        return result
+        shape = (-1,) + (1,) * (steps.ndim - 1)
+        row_s = np.array([split.row_s for split in splits]).reshape(shape)
+        token_s = np.array([split.token_s for split in splits]).reshape(shape)
+        tokens = steps * n_cache
+        tokens += more
+        tokens *= token_s
+        tokens += steps * row_s
+        return tokens
 
     def _forecast(self, now: float, priority: int, settled: dict[int, float]) -> Forecast:
         """Arrivals of all priorities: those above as settled, those below at the lowest."""
@@ -307,7 +313,7 @@ class ClusterLoad:
                 slo_s = slo
             else:
                 level = settled.get(each, 0.0)
-                cost = np.full(cost.size, float(_at_level(cost[None, :], level)[0]))
+                cost = np.full(cost.size, float(_at_level(cost, level)))
             rate += own
             work += own * cost
         return Forecast(
@@ -378,8 +384,8 @@ def _differ(wanted: int | None, present: int | None) -> bool:
 
 
 def _at_level(work: Floats, level: float) -> Floats:
-    """(requests) work at a level between two candidates."""
+    """(K × …) work by candidate → at a level between two of them."""
     low = int(level)
-    high = min(low + 1, work.shape[1] - 1)
-    result: Floats = work[:, low] + (level - low) * (work[:, high] - work[:, low])
+    high = min(low + 1, len(work) - 1)
+    result: Floats = work[low] + (level - low) * (work[high] - work[low])
     return result

@@ -5,6 +5,8 @@ nothing.
 
 from __future__ import annotations
 
+from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -60,13 +62,18 @@ class Course:
     is_hopeless: bool = False
 
     def steps(self, k: int, *, upper: bool = False) -> float:
-        """See Ledger.steps."""
+        """Steps left at a candidate: what was predicted shrinks with the tokens that are left, and
+        is never less than one step a block."""
         predicted = self.upper[k] if upper else self.p50[k]
         return max(predicted * self.left / self.anchor, self.recomputes, 1.0)
 
 
 class Ledger:
-    """A slot per request; K candidate thresholds. Columns grow, slots are used again."""
+    """A slot per request; K candidate thresholds. Columns grow, slots are used again.
+
+    What changes at steps is noted in their order, and gets into the columns when the cluster is
+    looked at, all at once.
+    """
 
     def __init__(self, n_thresholds: int) -> None:
         self.courses: dict[str, Course] = {}
@@ -75,16 +82,18 @@ class Ledger:
         self._k = n_thresholds
         self._free: list[int] = []
         self._n_added = 0
-        self._moved: set[Course] = set()
-        """Whose columns of progress are of earlier steps."""
-        self._foretold: set[Course] = set()
-        """Whose columns of predictions are of earlier ones."""
+        self.n_by_priority: Counter[int] = Counter()
+        """Requests of each priority; none is absent."""
+        self._moved = array("d")
+        """Slot, tokens left and blocks to start of each that has run a step since the columns were
+        looked at."""
+        self._foretold = array("d")
+        """Slot, anchor and steps of each that was predicted since."""
         self._mean_full: float | None = None
         self._allocate(0)
 
     def _allocate(self, size: int) -> None:
-        self.p50 = np.zeros((size, self._k))
-        self.upper = np.zeros((size, self._k))
+        self.p50 = np.zeros((self._k, size))
         self.anchor = np.ones(size)
         self.left = np.zeros(size)
         self.recomputes = np.zeros(size)
@@ -147,8 +156,7 @@ class Ledger:
             self.by_slot[course.slot] = None
             self.is_active[course.slot] = False
             self._free.append(course.slot)
-            self._moved.discard(course)
-            self._foretold.discard(course)
+            self.n_by_priority -= Counter((request.priority,))
             self._mean_full = None
 
     def courses_of(self, requests: Sequence[Request]) -> list[Course]:
@@ -158,11 +166,12 @@ class Ledger:
 
     def progressed(self, courses: Sequence[Course]) -> None:
         """Their requests have run a step."""
+        note = self._moved.extend
         for course in courses:
             request = course.request
-            course.left = float(request.n_output - request.n_unmasked)
-            course.recomputes = recomputes_left(request)
-        self._moved.update(courses)
+            course.left = left = float(request.n_output - request.n_unmasked)
+            course.recomputes = recomputes = recomputes_left(request)
+            note((course.slot, left, recomputes))
 
     def predict(
         self, course: Course, p50: Sequence[float], upper: Sequence[float], tokens_left: float
@@ -171,7 +180,7 @@ class Ledger:
         course.p50, course.upper = p50, upper
         course.anchor = max(tokens_left, 1.0)
         course.is_stale = True
-        self._foretold.add(course)
+        self._foretold.extend((course.slot, course.anchor, *p50))
 
     def give_up(self, courses: Iterable[Course]) -> None:
         """They are hopeless."""
@@ -183,28 +192,26 @@ class Ledger:
         course.is_hopeless = self.is_hopeless[course.slot] = False
 
     def refresh(self) -> None:
-        """Bring the columns up to date: nobody looks at them at a step."""
+        """Bring the columns up to date: nobody looks at them at a step. Of two notes of a slot the
+        later one stays."""
         if self._moved:
-            moved, self._moved = self._moved, set()
-            slots = [course.slot for course in moved]
-            self.left[slots] = [course.left for course in moved]
-            self.recomputes[slots] = [course.recomputes for course in moved]
+            slots, left, recomputes = _taken(self._moved, 3)
+            at = slots.astype(np.intp)
+            self.left[at], self.recomputes[at] = left, recomputes
         if self._foretold:
-            foretold, self._foretold = self._foretold, set()
-            slots = [course.slot for course in foretold]
-            self.p50[slots] = [course.p50 for course in foretold]
-            self.upper[slots] = [course.upper for course in foretold]
-            self.anchor[slots] = [course.anchor for course in foretold]
+            slots, anchor, *p50 = _taken(self._foretold, 2 + self._k)
+            at = slots.astype(np.intp)
+            self.anchor[at] = anchor
+            for column, steps in zip(self.p50, p50, strict=True):
+                column[at] = steps
 
-    def steps(self, slots: Integers, *, upper: bool = False) -> Floats:
-        """Steps left by threshold, (requests × K): what was predicted shrinks with the tokens that
-        are left, and is never less than one step a block."""
+    def steps(self, slots: Integers) -> Floats:
+        """Steps left by threshold, (K × requests): see Course.steps."""
         self.refresh()
-        predicted = self.upper[slots] if upper else self.p50[slots]
-        scaled = predicted * (self.left[slots] / self.anchor[slots])[:, None]
-        least = np.maximum(self.recomputes[slots], 1.0)
-        result: Floats = np.maximum(scaled, least[:, None])
-        return result
+        steps: Floats = np.take(self.p50, slots, axis=1)
+        steps *= self.left[slots] / self.anchor[slots]
+        np.maximum(steps, np.maximum(self.recomputes[slots], 1.0), out=steps)
+        return steps
 
     def active(self) -> Integers:
         """All slots in use."""
@@ -220,15 +227,14 @@ class Ledger:
         """Into all columns."""
         slot, request = course.slot, course.request
         self.by_slot[slot] = course
-        self.p50[slot], self.upper[slot], self.anchor[slot] = (
-            course.p50, course.upper, course.anchor
-        )  # fmt: skip
-        self.left[slot], self.recomputes[slot] = course.left, course.recomputes
+        self._moved.extend((slot, course.left, course.recomputes))
+        self._foretold.extend((slot, course.anchor, *course.p50))
         self.n_full[slot], self.n_cache[slot] = request.n_tokens, course.n_cache
         self.deadline[slot] = self.start_by[slot] = course.deadline
         self.priority[slot], self.floor[slot] = request.priority, course.floor
         self.is_active[slot] = True
         self.is_waiting[slot] = self.is_hopeless[slot] = False
+        self.n_by_priority[request.priority] += 1
         self._mean_full = None
 
     def _grow(self) -> None:
@@ -237,6 +243,13 @@ class Ledger:
         self._allocate(new_size)
         for name, column in old.items():
             if isinstance(column, np.ndarray):
-                getattr(self, name)[:size] = column
+                getattr(self, name)[..., :size] = column
         self.by_slot += [None] * (new_size - size)
         self._free = list(range(new_size - 1, size - 1, -1))
+
+
+def _taken(notes: array[float], width: int) -> list[Floats]:
+    """The columns of notes of so many values each, which are deleted."""
+    columns = list(np.array(notes).reshape(-1, width).T)
+    del notes[:]
+    return columns

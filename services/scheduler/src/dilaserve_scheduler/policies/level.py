@@ -20,8 +20,8 @@ class Queue:
     """Who is ahead of whom: first those that run, then those that wait, in their order."""
 
     work_s: Floats
-    """(requests × K) instance-seconds left by candidate; constant along K for a request that is
-    not to follow the level."""
+    """(K × requests) instance-seconds left by candidate; the same at all of them for a request that
+    is not to follow the level."""
     slack_s: Floats
     """(requests) until each must have its last token; infinite for one that cannot be helped by
     the level, such as one that runs: nobody is ahead of it any more."""
@@ -49,25 +49,27 @@ def highest_level(queue: Queue, forecast: Forecast, *, capacity: float, reserve_
     `capacity`: instance-seconds a second. `reserve_s`: (K) by candidate; what a request in service
     loses to those behind it, who are served beside it.
     """
-    needed = _needed_s(queue, forecast, capacity) + reserve_s
-    slack = np.append(queue.slack_s, [forecast.slack_s, forecast.slack_s + forecast.horizon_s])
-    spare = slack[:, None] - needed
-    fits: list[bool] = (spare.min(axis=0) >= 0.0).tolist()
+    spare = _spare_s(queue, forecast, capacity, reserve_s)
+    fits: list[bool] = (spare.min(axis=1) >= 0.0).tolist()
     level = 0
     while level + 1 < len(fits) and fits[level + 1]:
         level += 1
     if level + 1 == len(fits) or not fits[level]:
         return float(level)
-    here, there = spare[:, level], spare[:, level + 1]
+    here, there = spare[level], spare[level + 1]
     short = there < 0.0
     return level + float((here[short] / (here[short] - there[short])).min())
 
 
-def _needed_s(queue: Queue, forecast: Forecast, capacity: float) -> Floats:
-    """(requests + 2, K) seconds until the work ahead of each is done; the last two rows are the
-    next to arrive, and the last to arrive within the horizon."""
-    ahead = np.cumsum(queue.work_s, axis=0)
-    total = ahead[-1:] if len(ahead) else np.zeros((1, forecast.work_s.size))
-    later = total + forecast.rate * forecast.horizon_s * forecast.work_s
-    result: Floats = np.concatenate([ahead - queue.work_s, total, later]) / capacity
+def _spare_s(queue: Queue, forecast: Forecast, capacity: float, reserve_s: Floats) -> Floats:
+    """(K, requests with a finite slack + 2) seconds that each has beyond what it needs; the last
+    two are the next to arrive, and the last to arrive within the horizon."""
+    ahead = np.cumsum(queue.work_s, axis=1)
+    total = ahead[:, -1:] if ahead.size else np.zeros((forecast.work_s.size, 1))
+    later = total + (forecast.rate * forecast.horizon_s * forecast.work_s)[:, None]
+    held = np.flatnonzero(np.isfinite(queue.slack_s))
+    before = ahead[:, held] - queue.work_s[:, held]
+    needed = np.concatenate([before, total, later], axis=1) / capacity + reserve_s[:, None]
+    coming = [forecast.slack_s, forecast.slack_s + forecast.horizon_s]
+    result: Floats = np.append(queue.slack_s[held], coming) - needed
     return result
