@@ -31,12 +31,6 @@ FETCH = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1], timeout=5
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[docker.Engine]:
-    with docker.start_engine() as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
 def stack(engine: docker.Engine, request: pytest.FixtureRequest) -> Iterator[docker.Project]:
     """The stack with two workers, up and healthy; its logs are shown if anything failed."""
     project = docker.Project(engine, "dilaserve-test")

@@ -8,7 +8,7 @@ from typing import Protocol
 from dilaserve.errors import DiLaServeError
 from dilaserve_reconfigurator.stage2 import Slot
 
-__all__ = ["LaunchError", "Launched", "Launcher"]
+__all__ = ["LaunchError", "Launched", "Launcher", "refuse_beside"]
 
 
 class LaunchError(DiLaServeError):
@@ -32,7 +32,7 @@ class Launcher(Protocol):
 
     async def launch(self, name: str, slot: Slot) -> None:
         """Start an instance on these GPUs; returns when its process exists. Raises LaunchError,
-        also when something of that name runs."""
+        also when something of that name runs, or on one of them."""
         ...
 
     async def wait(self, name: str) -> str:
@@ -42,3 +42,15 @@ class Launcher(Protocol):
     async def stop(self, name: str) -> None:
         """End it, by force if it takes too long; returns when it is gone, or was already."""
         ...
+
+
+def refuse_beside(other: Launched, name: str, slot: Slot) -> None:
+    """Raise LaunchError if `other`, which runs, has the name or a GPU of the slot."""
+    if other.name == name:
+        raise LaunchError(f"an instance {name!r} runs already; stop it, or take another name")
+    if other.slot.node == slot.node and set(other.slot.gpus) & set(slot.gpus):
+        gpus = ", ".join(map(str, other.slot.gpus))
+        raise LaunchError(
+            f"instance {name!r} cannot be launched: {other.name!r} has GPUs {gpus} of node "
+            f"{slot.node}; stop that one first"
+        )

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from dilaserve_reconfigurator.launchers import Launched, LaunchError
+from dilaserve_reconfigurator.launchers import Launched, LaunchError, refuse_beside
 from dilaserve_reconfigurator.stage2 import Slot
 
 __all__ = ["ProcessLauncher", "cpu_environ", "cuda_environ"]
@@ -70,8 +70,8 @@ class ProcessLauncher:
 
     async def launch(self, name: str, slot: Slot) -> None:
         """See Launcher."""
-        if self._lives(name):
-            raise LaunchError(f"an instance {name!r} runs already; stop it, or take another name")
+        for other in await self.running():
+            refuse_beside(other, name, slot)
         self._forget(name)
         place = msgspec.json.encode(_Place(slot.node, slot.gpus))
         unfinished = self._path(name, "part")
