@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Callable
+from functools import cache
 from typing import Literal
 
 import msgspec
@@ -74,6 +75,11 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
         return sum(group.n_instances for group in self.groups)
 
     @property
+    def degrees(self) -> list[int]:
+        """TP degrees of all instances, by number."""
+        return [group.tp_degree for group in self.groups for _ in range(group.n_instances)]
+
+    @property
     def n_gpus(self) -> int:
         """Of all instances."""
         return sum(group.n_instances * group.tp_degree for group in self.groups)
@@ -126,10 +132,12 @@ class Cluster:
         self._store = store
         self._send = send
         self._observer = observer
-        degrees = [g.tp_degree for g in spec.groups for _ in range(g.n_instances)]
-        self._pass_s = {degree: pass_seconds(degree) for degree in set(degrees)}
-        self._degrees = degrees
-        self._workers: list[VirtualWorker | None] = [None] * len(degrees)
+        self._degrees = spec.degrees
+        self._pass_s = cache(pass_seconds)
+        for degree in set(self._degrees):
+            self._pass_s(degree)
+        self._workers: list[VirtualWorker | None] = [None] * len(self._degrees)
+        self._ended: set[int] = set()
         self._by_id: dict[str, VirtualWorker] = {}
         self._n_started = self._n_returning = 0
         self._up_s = self._busy_s = 0.0
@@ -161,6 +169,24 @@ class Cluster:
         if worker is not None:
             worker.leave()
             self._start_again(number, down_s)
+
+    def launch(self, tp_degree: int, after_s: float, then: Callable[[], None]) -> int:
+        """One more instance, which serves `after_s` from now; `then` is called when it does."""
+        number = len(self._workers)
+        self._degrees.append(tp_degree)
+        self._workers.append(None)
+        self._n_returning += 1
+        self._timeline.after(after_s, self._launched, (number, then))
+        return number
+
+    def end(self, number: int, then: Callable[[], None]) -> None:
+        """An instance leaves for good, whatever it does now; `then` is called when it is gone."""
+        self._ended.add(number)
+        worker = self._take(number)
+        if worker is not None:
+            worker.leave(then)
+        else:
+            self._timeline.after(0.0, lambda _: then())
 
     def command(self, sent: Send) -> None:
         """A command arrives."""
@@ -194,7 +220,14 @@ class Cluster:
 
     def _return(self, number: int) -> None:
         self._n_returning -= 1
-        self.start(number)
+        if number not in self._ended:
+            self.start(number)
+
+    def _launched(self, launched: tuple[int, Callable[[], None]]) -> None:
+        number, then = launched
+        self._return(number)
+        if number not in self._ended:
+            then()
 
     def _build(self, number: int) -> VirtualWorker:
         spec, degree = self._spec, self._degrees[number]
@@ -227,7 +260,7 @@ class Cluster:
             store=self._store,
             send=self._send,
             observer=self._observer,
-            pass_s=self._pass_s[degree],
+            pass_s=self._pass_s(degree),
             store_s=spec.store_s,
             heartbeat_s=spec.heartbeat_s,
             lock_step=spec.lock_step,

@@ -84,6 +84,22 @@ Faults = Annotated[
 Horizon = Annotated[
     float | None, typer.Option("--horizon", help="Virtual seconds after which to break off.")
 ]
+Replan = Annotated[
+    bool,
+    typer.Option("--replan", help="Let the planner change the TP degrees of the instances."),
+]
+ReplanEvery = Annotated[
+    float, typer.Option("--replan-every", help="Seconds from plan to plan, of arrivals seen.")
+]
+Nodes = Annotated[
+    str, typer.Option(help="GPUs of the nodes, as in 4x4; default: nodes of 4, or a single one.")
+]
+MinGain = Annotated[float, typer.Option(help="What a change of the mix has to bring, as a share.")]
+WeightsGb = Annotated[float, typer.Option(help="Read when an instance is launched.")]
+LoadGbPerS = Annotated[float, typer.Option("--load-gb-per-s", help="How fast they are read.")]
+StartS = Annotated[
+    float, typer.Option("--start-s", help="What launching an instance takes beside that.")
+]
 Seeds = Annotated[int, typer.Option(min=1, help="How many seeds, from --first-seed.")]
 FirstSeed = Annotated[int, typer.Option(help="The first of them.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -119,6 +135,13 @@ def simulate(
     run_ahead: RunAhead = None,
     fault: Faults = [],  # noqa: B006
     horizon: Horizon = None,
+    replan: Replan = False,
+    replan_every: ReplanEvery = 300.0,
+    nodes: Nodes = "",
+    min_gain: MinGain = 0.1,
+    weights_gb: WeightsGb = 16.0,
+    load_gb_per_s: LoadGbPerS = 2.0,
+    start_s: StartS = 20.0,
     seeds: Seeds = 1,
     first_seed: FirstSeed = 0,
     as_json: AsJson = False,
@@ -135,6 +158,8 @@ def simulate(
         source=source, steps=steps, model=model, problems=problems, threads=threads,
         predictor_error=predictor_error, run_ahead=run_ahead,
         faults=tuple(fault), horizon_s=horizon,
+        replan=replan, replan_every_s=replan_every, nodes=nodes, min_gain=min_gain,
+        weights_gb=weights_gb, load_gb_per_s=load_gb_per_s, start_s=start_s,
     )  # fmt: skip
     _show(_run(options, range(first_seed, first_seed + seeds)), as_json=as_json, plot=plot)
 

@@ -79,6 +79,13 @@ class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
     predictor_error: float = PUBLISHED_WMAPE
     """WMAPE of the predictor's stand-in for recorded steps; below 0 there is no predictor. With a
     model in the loop it is the trained one in the model's folder, if there is one."""
+    replan: bool = False
+    replan_every_s: float = 300.0
+    nodes: str = ""
+    min_gain: float = 0.1
+    weights_gb: float = 16.0
+    load_gb_per_s: float = 2.0
+    start_s: float = 20.0
 
 
 @dataclass(frozen=True)
@@ -101,9 +108,8 @@ def make_plan(options: SimulateOptions, environ: Mapping[str, str]) -> Plan:
         lookup=options.lookup,
         lock_step=options.run_ahead == 1,
     )
-    table = load_steps(
-        Path(options.steps) if options.steps else data_file("gsm8k_llada_steps.json")
-    )
+    steps = Path(options.steps) if options.steps else data_file("gsm8k_llada_steps.json")
+    table = load_steps(steps)
     profile = Path(options.profile) if options.profile else data_file("h100_llada.json")
     profiles = load_profiles(profile)
     scenario = Scenario(
@@ -116,6 +122,10 @@ def make_plan(options: SimulateOptions, environ: Mapping[str, str]) -> Plan:
         horizon_s=options.horizon_s if options.horizon_s is not None else float("inf"),
     )
     make_policy(options, profiles)  # so that an unknown one is found now
+    if options.replan:
+        from dilaserve_bench.twin.replan_options import make_replan
+
+        scenario = replace(scenario, replan=make_replan(options, spec, profiles, steps))
     if options.source == "model":
         return _with_model(options, environ, scenario)
     if options.predictor_error >= 0:

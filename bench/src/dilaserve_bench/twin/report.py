@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from dilaserve_bench.twin.clients import Served
+from dilaserve_bench.twin.configurations import Configuration, PlanNote
 from dilaserve_bench.twin.simulation import Run
 
 __all__ = [
@@ -93,6 +94,9 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     n_events: int
     wall_s: float
     slots: list[SlotReport]
+    configurations: list[Configuration] = []
+    """Where there is a planner: what served, from when on."""
+    plans: list[PlanNote] = []
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,6 +173,8 @@ def report_run(run: Run) -> RunReport:
         n_events=run.n_events,
         wall_s=run.wall_s,
         slots=_slots(run, counted),
+        configurations=list(run.configurations),
+        plans=list(run.plans),
     )
 
 

@@ -10,12 +10,15 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from dilaserve.messages import Admitted, Cancelled, Refused
+from dilaserve.messages import Admitted, Cancelled, Refused, Submit, WorkerEvent
 from dilaserve.profiles import ProfileSet
 from dilaserve_bench.twin.clients import Clients, Judge, Served
 from dilaserve_bench.twin.cluster import Cluster, ClusterSpec, PassSeconds, profiled_seconds
+from dilaserve_bench.twin.configurations import Configuration, PlanNote
 from dilaserve_bench.twin.faults import Fault
+from dilaserve_bench.twin.hands import Hands, VirtualHands
 from dilaserve_bench.twin.measure import Measurements
 from dilaserve_bench.twin.scheduler import Adviser, CoreCalls, VirtualScheduler
 from dilaserve_bench.twin.source import StepSource
@@ -26,11 +29,17 @@ from dilaserve_scheduler.core import CoreSettings
 from dilaserve_scheduler.core.effects import Reassign, Send
 from dilaserve_scheduler.core.policy import Policy
 
-__all__ = ["Run", "Scenario", "Simulation"]
+if TYPE_CHECKING:
+    from dilaserve_bench.twin.replanning import Replanner
+
+__all__ = ["Replan", "Run", "Scenario", "Simulation"]
 
 N_SLOTS = 60
 N_YOUNG = 50_000
 """New objects after which the garbage collector looks for cycles among them."""
+
+Replan = Callable[[Sequence[int], Timeline, Hands], "Replanner"]
+"""A planner for instances of these TP degrees, by number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +59,8 @@ class Scenario:
     adviser: Callable[[Workload], Adviser] | None = None
     advice_s: float = 0.002
     """From a policy's question to the answer."""
+    replan: Replan | None = None
+    """None: instances stay what they are."""
     horizon_s: float = float("inf")
     """Virtual time at which a run is broken off."""
     slot_s: float | None = None
@@ -71,6 +82,9 @@ class Run:
     """Empty where the core was not timed."""
     is_complete: bool
     """False if it was broken off."""
+    configurations: Sequence[Configuration] = ()
+    """Empty where there is no planner."""
+    plans: Sequence[PlanNote] = ()
 
 
 class Simulation:
@@ -113,19 +127,23 @@ class Simulation:
             pass_seconds=_pass_seconds(scenario),
             timeline=self.timeline,
             store=self.store,
-            send=self.scheduler.send,
+            send=self.scheduler.send if scenario.replan is None else self._heard,
             observer=self.measured,
         )
         self.clients = Clients(
             workload,
             timeline=self.timeline,
             store=self.store,
-            submit=self.scheduler.send,
+            submit=self.scheduler.send if scenario.replan is None else self._submitted,
             block_length=spec.block_length,
             ignore_eos=scenario.ignore_eos,
             tell_s=spec.store_s + spec.bus_s,
             judge=scenario.judge,
         )
+        self.replanner: Replanner | None = None
+        if scenario.replan is not None:
+            hands = VirtualHands(self.cluster)
+            self.replanner = scenario.replan(spec.degrees, self.timeline, hands)
 
     def run(self, interrupted: Callable[[], bool] = lambda: False) -> Run:
         """Until every request has ended, no instance is left or comes back, or `interrupted()`
@@ -134,13 +152,16 @@ class Simulation:
         self.scheduler.start()
         self.cluster.start_all()
         self.clients.start()
+        if self.replanner is not None:
+            self.replanner.start()
         for fault in self._scenario.faults:
             self.timeline.at(fault.at_s, self._happen, fault)
         with _rare_collections():
             self.timeline.run(
                 horizon_s=self._scenario.horizon_s,
-                interrupted=lambda: interrupted() or self.cluster.is_gone(),
+                interrupted=lambda: interrupted() or self._is_gone(),
             )
+        planner = self.replanner
         return Run(
             seed=self._seed,
             served=list(self.clients.served.values()),
@@ -151,6 +172,8 @@ class Simulation:
             wall_s=self._timer() - started,
             core_calls=self.scheduler.calls,
             is_complete=self.clients.all_ended(),
+            configurations=planner.gpus.course if planner is not None else (),
+            plans=planner.notes() if planner is not None else (),
         )
 
     # --- what the scheduler sends (scheduler.Outside) ------------------------------------------
@@ -167,12 +190,36 @@ class Simulation:
         """A request is to change its owner."""
         self.measured.moving(call)
 
+    # --- what the planner hears ----------------------------------------------------------------
+
+    def _heard(self, event: WorkerEvent, delay_s: float) -> None:
+        assert self.replanner is not None
+        self.replanner.heard(event)
+        self.scheduler.send(event, delay_s)
+
+    def _submitted(self, submit: Submit) -> None:
+        assert self.replanner is not None
+        self.replanner.submitted(submit)
+        self.scheduler.send(submit)
+
+    # --- what goes wrong -----------------------------------------------------------------------
+
+    def _is_gone(self) -> bool:
+        is_changing = self.replanner is not None and self.replanner.is_busy
+        return self.cluster.is_gone() and not is_changing
+
+    def _lose(self, fault: Fault) -> None:
+        if self.replanner is not None and fault.for_s is None:
+            self.replanner.died(fault.instance)
+
     def _happen(self, fault: Fault) -> None:
         match fault.action:
             case "kill":
                 self.cluster.kill(fault.instance, fault.for_s)
+                self._lose(fault)
             case "leave":
                 self.cluster.leave(fault.instance, fault.for_s)
+                self._lose(fault)
             case "pause":
                 self.scheduler.pause(fault.for_s or 0.0)
             case "restart":

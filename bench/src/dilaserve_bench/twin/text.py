@@ -28,6 +28,8 @@ def as_lines(report: Report) -> list[str]:
         ("cache steps", _total(runs, lambda run: run.n_cache)),
         ("rebuilds", _total(runs, lambda run: run.n_rebuilds)),
         ("changes of owner", _moves(runs)),
+        ("plans", _plans(runs)),
+        ("instances at last", _at_last(runs)),
         ("events a second", f"{report.events_per_s:,.0f}"),
     ]
     seeds = f"{report.scenario.get('policy')}, seeds {', '.join(map(str, report.seeds)) or 'none'}"
@@ -55,6 +57,17 @@ def _number(value: Estimate | None, digits: int) -> str:
 def _total(runs: Sequence[RunReport], count: Callable[[RunReport], int]) -> str:
     total = sum(map(count, runs))
     return f"{total:,}" if total else ""
+
+
+def _plans(runs: Sequence[RunReport]) -> str:
+    verdicts = Counter(plan.verdict for run in runs for plan in run.plans)
+    return ", ".join(f"{verdict} {n:,}" for verdict, n in verdicts.most_common())
+
+
+def _at_last(runs: Sequence[RunReport]) -> str:
+    """In each run, of which degree."""
+    lasts = (run.configurations[-1].serving for run in runs if run.configurations)
+    return "; ".join(" + ".join(f"{n}×TP-{d}" for d, n in last.items()) for last in lasts)
 
 
 def _moves(runs: Sequence[RunReport]) -> str:

@@ -88,6 +88,7 @@ class VirtualWorker:
         self._applied = self._applying = (0, 0)
         self._is_idle = True
         self._is_leaving = False
+        self._gone: Callable[[], None] | None = None
         self._batch = 0
         self._n_free_kv_tokens = engine.n_free_kv_tokens
 
@@ -103,9 +104,10 @@ class VirtualWorker:
         self.is_alive = False
         self._engine.close()
 
-    def leave(self) -> None:
-        """Stop after the pass in flight, and say so."""
+    def leave(self, gone: Callable[[], None] | None = None) -> None:
+        """Stop after the pass in flight, and say so; `gone` is called then."""
         self._is_leaving = True
+        self._gone = gone
         if self._is_idle:
             self._turn()
 
@@ -133,6 +135,8 @@ class VirtualWorker:
     def _depart(self) -> None:
         self._send(InstanceDown(instance_id=self.info.instance_id, reason="asked to"), 0.0)
         self.kill()
+        if self._gone is not None:
+            self._gone()
 
     def _catch_up(self) -> None:
         applied = self._applied
