@@ -9,7 +9,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -18,21 +17,22 @@ import uvloop
 from dilaserve.bus import Bus
 from dilaserve.bus.nats import connect_nats
 from dilaserve.crashpoints import CrashPoint, CrashPoints
-from dilaserve.errors import DiLaServeError, SettingsError
+from dilaserve.errors import DiLaServeError
 from dilaserve.process import run_while_open
-from dilaserve.settings import load, variable
+from dilaserve.settings import load
 from dilaserve.telemetry import Telemetry
 from dilaserve_reconfigurator.draining import BusDrainer
 from dilaserve_reconfigurator.execution import Patience, Phase
 from dilaserve_reconfigurator.executor import Executor
+from dilaserve_reconfigurator.holding import HoldingPlanner
 from dilaserve_reconfigurator.keeper import Keeper
-from dilaserve_reconfigurator.launchers.process import ProcessLauncher, cpu_environ, cuda_environ
+from dilaserve_reconfigurator.launching import build_launcher
 from dilaserve_reconfigurator.members import Members
 from dilaserve_reconfigurator.monitor import Monitor
 from dilaserve_reconfigurator.planner import Planner, PlannerOptions
 from dilaserve_reconfigurator.record import Plans
 from dilaserve_reconfigurator.service import Clocks, Identity, ReconfiguratorService
-from dilaserve_reconfigurator.settings import ReconfiguratorSettings
+from dilaserve_reconfigurator.settings import ReconfiguratorSettings, degrees_of
 from dilaserve_reconfigurator.spare import only
 from dilaserve_reconfigurator.whatif import parse_mix, parse_nodes
 
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 async def _serve(
-    settings: ReconfiguratorSettings, options: PlannerOptions, nodes: tuple[int, ...]
+    settings: ReconfiguratorSettings, options: PlannerOptions | None, nodes: tuple[int, ...]
 ) -> None:
     service_id = f"reconfigurator-{secrets.token_hex(2)}"
     task = asyncio.current_task()
@@ -86,7 +86,7 @@ async def _serve(
         members = Members(nodes, settings.model_name)
         service = ReconfiguratorService(
             bus,
-            Planner(options, lambda: f"plan-{secrets.token_hex(3)}"),
+            HoldingPlanner(_new_plan_id) if options is None else Planner(options, _new_plan_id),
             Monitor(window_s=settings.plan_window_s, slo_s=settings.slo_ms / 1000),
             members,
             Plans(Path(settings.plans_dir)),
@@ -94,7 +94,7 @@ async def _serve(
             telemetry=telemetry,
             clocks=Clocks(time.monotonic, time.time),
             every_s=settings.plan_every_s,
-            keeper=_keeper(settings, options, nodes, bus, members),
+            keeper=_keeper(settings, nodes, bus, members),
         )
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, service.stop, number.name)
@@ -102,34 +102,19 @@ async def _serve(
 
 
 def _keeper(
-    settings: ReconfiguratorSettings,
-    options: PlannerOptions,
-    nodes: tuple[int, ...],
-    bus: Bus,
-    members: Members,
+    settings: ReconfiguratorSettings, nodes: tuple[int, ...], bus: Bus, members: Members
 ) -> Keeper | None:
     """None unless plans are to be carried out."""
     if settings.planner_mode == "advise":
         return None
-    if len(nodes) > 1:
-        raise SettingsError(
-            f"DILASERVE_NODES={settings.nodes!r}: processes are launched on this machine only; "
-            "give one node, or DILASERVE_PLANNER_MODE=advise"
-        )
 
     async def served_by(name: str) -> None:
         while members.id_of(time.monotonic(), name) is None:  # noqa: ASYNC110  # heard elsewhere
             await asyncio.sleep(0.05)
 
-    crash, folder = CrashPoints(settings.crash_at), Path(settings.instances_dir)
-    environ_of = cpu_environ if settings.worker_device == "cpu" else cuda_environ
+    crash, degrees = CrashPoints(settings.crash_at), degrees_of(settings.tp_degrees)
     executor = Executor(
-        ProcessLauncher(
-            folder,
-            [sys.executable, "-m", "dilaserve_gpu_worker"],
-            environ=_worker_environ(os.environ),
-            environ_of=environ_of,
-        ),
+        build_launcher(settings, nodes, os.environ),
         BusDrainer(
             bus,
             lambda name: members.id_of(time.monotonic(), name),
@@ -141,16 +126,13 @@ def _keeper(
         patience=Patience(drain_s=settings.drain_timeout_s, launch_s=settings.launch_timeout_s),
         at=lambda phase: crash.reach(CRASH_POINTS[phase]) if phase in CRASH_POINTS else None,
     )
-    smallest = only(nodes, options.degrees, options.degrees[0])
-    initial = parse_mix(settings.initial_mix, options.degrees) if settings.initial_mix else smallest
-    return Keeper(executor, nodes, folder, initial)
+    smallest = only(nodes, degrees, degrees[0])
+    initial = parse_mix(settings.initial_mix, degrees) if settings.initial_mix else smallest
+    return Keeper(executor, nodes, Path(settings.instances_dir), initial)
 
 
-def _worker_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """Ours, but for what is only ours; each worker has a metrics port of its own."""
-    ours = {variable("crash_at"), variable("metrics_port")}
-    kept = {name: value for name, value in environ.items() if name not in ours}
-    return {**kept, variable("metrics_port"): "0"}
+def _new_plan_id() -> str:
+    return f"plan-{secrets.token_hex(3)}"
 
 
 if __name__ == "__main__":

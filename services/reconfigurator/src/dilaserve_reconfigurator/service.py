@@ -27,6 +27,7 @@ from dilaserve.messages import (
 )
 from dilaserve.plan_messages import PlanApplied, PlannedMix, PlanProposed
 from dilaserve.telemetry import Telemetry
+from dilaserve_reconfigurator.holding import HoldingPlanner
 from dilaserve_reconfigurator.keeper import Keeper
 from dilaserve_reconfigurator.members import Members
 from dilaserve_reconfigurator.monitor import Missing, Monitor
@@ -68,7 +69,7 @@ class ReconfiguratorService:
     def __init__(
         self,
         bus: Bus,
-        planner: Planner,
+        planner: Planner | HoldingPlanner,
         monitor: Monitor,
         members: Members,
         plans: Plans,
@@ -120,8 +121,8 @@ class ReconfiguratorService:
         due_s = self._clocks.monotonic() + self._every_s
         look_s = self._every_s if self._keeper is None else KEEP_EVERY_S
         while True:
-            await asyncio.sleep(min(look_s, self._every_s))
             await self._keep()
+            await asyncio.sleep(min(look_s, self._every_s))
             if self._clocks.monotonic() < due_s and self._keeper is not None:
                 continue
             due_s = self._clocks.monotonic() + self._every_s
@@ -138,12 +139,10 @@ class ReconfiguratorService:
         """Make one plan, keep it, and tell everyone. None if none could be made."""
         now = self._clocks.monotonic()
         workload = self._monitor.workload(now)
-        cluster = (
-            self._members.cluster(now) if self._keeper is None else await self._keeper.cluster()
-        )
-        if isinstance(cluster, Missing):
-            workload, cluster = cluster, Cluster((), ())
         try:
+            cluster = await self._cluster(now)
+            if isinstance(cluster, Missing):
+                workload, cluster = cluster, Cluster((), ())
             record = await asyncio.to_thread(
                 self._planner.plan, self._clocks.wall(), workload, cluster
             )
@@ -156,6 +155,9 @@ class ReconfiguratorService:
         log.info("%s: %s; %s", record.plan_id, _headline(record), "; ".join(record.reasons))
         await self._tell(record)
         return record
+
+    async def _cluster(self, now: float) -> Cluster | Missing:
+        return self._members.cluster(now) if self._keeper is None else await self._keeper.cluster()
 
     async def _keep(self) -> None:
         if self._keeper is None or self._clocks.monotonic() < self._keep_from_s:
@@ -171,15 +173,16 @@ class ReconfiguratorService:
     async def _apply(self, record: PlanRecord) -> None:
         if self._keeper is None:
             return
+        counts: dict[int, int] = {}
         try:
             report = await self._keeper.change_to(record.target.counts)
             reason = "" if report is None else report.reason
+            counts = (await self._keeper.cluster()).counts(())
         except (DiLaServeError, OSError) as error:
             reason = str(error)
             log.warning("%s was not carried out: %s", record.plan_id, error)
         if not reason:
             self._planner.changed(self._clocks.wall(), record)
-        counts = (await self._keeper.cluster()).counts(())
         applied = PlanApplied(
             plan_id=record.plan_id,
             counts={str(degree): n for degree, n in counts.items()},

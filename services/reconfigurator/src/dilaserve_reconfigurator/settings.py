@@ -19,8 +19,12 @@ __all__ = ["ReconfiguratorSettings", "degrees_of"]
 class ReconfiguratorSettings(CommonSettings, frozen=True, kw_only=True):
     """Read from DILASERVE_* variables, once, in `__main__`."""
 
-    profile: Annotated[str, "latency profile of the served model (dilaserve profile)"]
-    recorded_steps: Annotated[str, "recorded steps of the served model (dilaserve record)"]
+    profile: Annotated[
+        str, "latency profile of the served model (dilaserve profile); empty: keep the mix"
+    ] = ""
+    recorded_steps: Annotated[
+        str, "recorded steps of the served model (dilaserve record); with a profile"
+    ] = ""
     nodes: Annotated[str, "GPUs of the nodes, as in 4x8; hosts fill them in order of their names"]
     tp_degrees: Annotated[str, "TP degrees to choose from"] = "1,2,4"
     model_name: Annotated[str, "id of the model in the API; empty: plan for all instances"] = ""
@@ -42,23 +46,55 @@ class ReconfiguratorSettings(CommonSettings, frozen=True, kw_only=True):
         ".dilaserve/plans"
     )
     planner_mode: Annotated[
-        Literal["advise", "apply"], "apply also launches and ends the workers, on this machine"
+        Literal["advise", "apply"], "apply also launches and ends the workers"
     ] = "advise"
+    launcher: Annotated[
+        Literal["process", "docker"], "workers are processes of this machine, or containers"
+    ] = "process"
     initial_mix: Annotated[
         str, "workers to begin with when applying, as in 8xtp1; empty: the smallest degree alone"
     ] = ""
     worker_device: Annotated[
         Literal["cuda", "cpu"], "what workers run on that are launched: GPUs, or CPU cores"
     ] = "cuda"
-    instances_dir: Annotated[str, "folder of what was launched"] = ".dilaserve/instances"
+    worker_environ: Annotated[
+        str, "more variables of the workers, as in OMP_NUM_THREADS=2 NCCL_DEBUG=INFO"
+    ] = ""
+    instances_dir: Annotated[str, "folder of what was launched, and of the mix that is wanted"] = (
+        ".dilaserve/instances"
+    )
+    docker_hosts: Annotated[
+        str, "a Docker engine for each node, as in a=unix:///var/run/docker.sock,b=tcp://b:2376"
+    ] = ""
+    docker_certs: Annotated[
+        str, "folder of ca.pem, cert.pem and key.pem for engines on tcp://; empty: no TLS"
+    ] = ""
+    docker_image: Annotated[str, "image of the workers"] = "dilaserve/gpu-worker:latest"
+    docker_network: Annotated[str, "Docker network of the workers; empty: the engine's own"] = ""
+    docker_volumes: Annotated[
+        str, "what workers see of their host, as in /models/llada:/model:ro; several by commas"
+    ] = ""
+    docker_labels: Annotated[str, "more labels of the containers, as in a=b,c=d"] = ""
+    docker_cluster: Annotated[
+        str, "tells this cluster's containers from those of others on the same engines"
+    ] = "dilaserve"
     drain_timeout_s: Annotated[float, "how long an instance may take to get empty", POSITIVE] = 60.0
     launch_timeout_s: Annotated[
         float, "how long a worker may take from its launch until it serves", POSITIVE
     ] = 300.0
     start_timeout_s: Annotated[float, "how long to wait for NATS at the start", NOT_NEGATIVE] = 30.0
 
-    def options(self) -> PlannerOptions:
-        """What the planner takes of them. Raises DiLaServeError for files that cannot be used."""
+    def options(self) -> PlannerOptions | None:
+        """What the planner takes of them; None where it is to keep the mix. Raises DiLaServeError
+        for files that cannot be used."""
+        if not self.profile and not self.recorded_steps and self.planner_mode == "apply":
+            return None
+        if not self.profile or not self.recorded_steps:
+            raise SettingsError(
+                f"DILASERVE_PROFILE={self.profile!r}, DILASERVE_RECORDED_STEPS="
+                f"{self.recorded_steps!r}: plans need both; with DILASERVE_PLANNER_MODE=apply, "
+                "neither keeps the mix as it is"
+            )
         return PlannerOptions(
             profiles=load_profiles(Path(self.profile)),
             paces=load_paces(Path(self.recorded_steps)),
