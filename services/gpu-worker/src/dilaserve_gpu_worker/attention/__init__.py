@@ -1,6 +1,7 @@
 """Attention backends, chosen by name: full, bidirectional, over rows of different lengths."""
 
 from dilaserve_gpu_worker.attention.backends import (
+    PAGED,
     STATIC,
     attention_backend,
     choose_attention,
@@ -17,5 +18,5 @@ from dilaserve_gpu_worker.attention.runs import (
     room_of,
 )
 
-__all__ = ["STATIC", "Attention", "LayerAttention", "PooledKeys", "Prepared", "Ragged", "Room"]
-__all__ += ["Run", "attention_backend", "choose_attention", "on_device", "room_of"]
+__all__ = ["PAGED", "STATIC", "Attention", "LayerAttention", "PooledKeys", "Prepared", "Ragged"]
+__all__ += ["Room", "Run", "attention_backend", "choose_attention", "on_device", "room_of"]

@@ -10,7 +10,12 @@ import torch
 from dilaserve.errors import SettingsError
 from dilaserve_gpu_worker.attention.runs import Attention, LayerAttention, Ragged
 from dilaserve_gpu_worker.attention.sdpa import prepare_sdpa
-from dilaserve_gpu_worker.attention.trial import plain_attention, random_case
+from dilaserve_gpu_worker.attention.trial import (
+    masked_gathered,
+    masked_paged,
+    plain_attention,
+    random_case,
+)
 from dilaserve_gpu_worker.attention.varlen import (
     flash_attn_kernel,
     prepare_gathered,
@@ -26,11 +31,14 @@ log = logging.getLogger(__name__)
 BACKENDS = ("sdpa", "torch_varlen", "torch_paged", "flash_attn")
 ON_GPU = ("flash_attn", "torch_paged", "torch_varlen", "sdpa")
 """The order in which `auto` tries them there."""
+ANYWHERE = ("sdpa", "masked", "masked_paged")
 CLOSE = 0.05
 """Of values of unit variance in 16 bits: a wrong key or mask shows far above it."""
 
 
-STATIC = ("torch_varlen", "torch_paged", "flash_attn")
+PAGED = ("torch_paged", "masked_paged")
+"""Those that find keys by a table of pages."""
+STATIC = ("torch_varlen", "torch_paged", "flash_attn", "masked", "masked_paged")
 """Those whose calls depend on nothing but a Room and what is on the device; can be captured."""
 
 
@@ -41,8 +49,9 @@ def on_device(attention: Attention, ragged: Ragged, device: torch.device) -> Lay
 
 
 def attention_backend(name: str) -> Attention:
-    """The backend called `name`. Raises SettingsError for an unknown one, and for one whose
-    package is missing."""
+    """The backend called `name`; `masked` and `masked_paged` are for trials of what is written for
+    the others, on any device, at small sizes. Raises SettingsError for an unknown one, and for one
+    whose package is missing."""
     match name:
         case "sdpa":
             return prepare_sdpa
@@ -52,6 +61,10 @@ def attention_backend(name: str) -> Attention:
             return partial(prepare_paged, kernel=torch_paged_kernel())
         case "flash_attn":
             return partial(prepare_gathered, kernel=flash_attn_kernel())
+        case "masked":
+            return partial(prepare_gathered, kernel=masked_gathered)
+        case "masked_paged":
+            return partial(prepare_paged, kernel=masked_paged)
     raise SettingsError(f"attention backend {name!r} is unknown; use auto, {', '.join(BACKENDS)}")
 
 
@@ -64,7 +77,7 @@ def choose_attention(
         can_varlen = device.type == "cuda" and dtype.itemsize == 2
         names = ON_GPU if can_varlen else ("sdpa",)
         return next(each for each in names if _passes(each, config, device, dtype))
-    if name != "sdpa":
+    if name not in ANYWHERE:
         attention_backend(name)
         _check_device(name, device, dtype)
     return name

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dilaserve_gpu_worker.attention.runs import PooledKeys, Ragged, Run
@@ -15,6 +16,7 @@ from dilaserve_gpu_worker.attention.varlen import Lengths
 from dilaserve_gpu_worker.engine.kv_pool import PAGE_TOKENS
 
 __all__ = ["RaggedCase", "plain_attention", "plain_gathered", "plain_paged", "random_case"]
+__all__ += ["masked_gathered", "masked_paged"]
 
 N_PADDING = 5
 """Tokens behind the last row."""
@@ -109,6 +111,41 @@ def plain_paged(
         own_k, own_v = (x[pages].flatten(0, 1)[:n_keys] for x in (k, v))
         outputs.append(_attend(q[a:b], own_k, own_v))
     return torch.cat(outputs).to(q.dtype)
+
+
+def masked_gathered(q: Tensor, k: Tensor, v: Tensor, lengths: Lengths) -> Tensor:
+    """See attention.varlen.GatheredKernel: all queries over all keys, but for a mask. Reads no
+    length on the processor, as a kernel does not."""
+    q_row, k_row = _row_of(lengths.cu_queries, len(q)), _row_of(lengths.cu_keys, len(k))
+    return _masked(q, k, v, q_row[:, None] == k_row)
+
+
+def masked_paged(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Lengths, pages_NP: Tensor | None
+) -> Tensor:
+    """See attention.varlen.PagedKernel; likewise."""
+    if pages_NP is None:
+        return masked_gathered(q, k, v, lengths)
+    pages = pages_NP.flatten()
+    k_SGA, v_SGA = (x.index_select(0, pages).flatten(0, 1) for x in (k, v))
+    n_wide = pages_NP.shape[1] * PAGE_TOKENS
+    slot = torch.arange(len(k_SGA), device=q.device)
+    row = slot // n_wide
+    is_key = slot % n_wide < lengths.n_keys.index_select(0, row)
+    is_own = _row_of(lengths.cu_queries, len(q))[:, None] == row
+    return _masked(q, k_SGA, v_SGA, is_own & is_key)
+
+
+def _row_of(sums: Tensor, n: int) -> Tensor:
+    return torch.bucketize(torch.arange(n, device=sums.device), sums[1:], right=True)
+
+
+def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    q_HQA, k_GSA, v_GSA = q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)
+    mixed_HQA = F.scaled_dot_product_attention(
+        q_HQA, k_GSA, v_GSA, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1]
+    )
+    return mixed_HQA.transpose(0, 1)
 
 
 def _attend(q_NHA: Tensor, k_SGA: Tensor, v_SGA: Tensor) -> Tensor:

@@ -10,18 +10,18 @@ from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 
 from dilaserve.messages import CacheMode
-from dilaserve_gpu_worker.attention import attention_backend, choose_attention
+from dilaserve_gpu_worker.attention import choose_attention
 from dilaserve_gpu_worker.engine.batch import Batch, build_batch, shape_of
 from dilaserve_gpu_worker.engine.budget import PassBudget
 from dilaserve_gpu_worker.engine.commit import commit_rows, note_outlook
+from dilaserve_gpu_worker.engine.graphs import GraphOptions
 from dilaserve_gpu_worker.engine.kv_pool import (
     PAGE_TOKENS,
-    KVPool,
     PageAllocator,
     n_pages_for,
     slots_of,
 )
-from dilaserve_gpu_worker.engine.runner import Runner, Scores
+from dilaserve_gpu_worker.engine.runner import Scores, make_runner
 from dilaserve_gpu_worker.engine.sequence import Row, Sequence
 from dilaserve_gpu_worker.engine.types import BatchOutput, Credit, EngineRequest
 from dilaserve_gpu_worker.engine.validate import check_fits, check_request
@@ -48,6 +48,7 @@ class Engine:
     max_batch_tokens: most tokens computed in one pass.
     eos_ids, mask_id: of the model, by default what its config says.
     attention: name of the attention backend, see attention.choose_attention.
+    graphs: how to capture passes of cache steps; None: not at all.
     share: told of each batch before it is computed, so that other ranks compute it too.
     """
 
@@ -61,6 +62,7 @@ class Engine:
         eos_ids: Set[int] | None = None,
         mask_id: int | None = None,
         attention: str = "auto",
+        graphs: GraphOptions | None = None,
         counter: Callable[[], float] = time.perf_counter,
         share: Callable[[Batch], None] | None = None,
     ) -> None:
@@ -73,14 +75,15 @@ class Engine:
         self._share = share
         self._n_pages = 0 if cache_mode == "none" else n_kv_tokens // PAGE_TOKENS
         self._pages = PageAllocator(self._n_pages)
-        pool = (
-            KVPool(model.config, self._n_pages, device=model.device, dtype=model.dtype)
-            if cache_mode != "none"
-            else None
-        )
         self.attention = choose_attention(attention, model.config, model.device, model.dtype)
         """Name of the attention backend."""
-        self._runner = Runner(model, pool, attention_backend(self.attention), mask_id=self._mask_id)
+        self._runner = make_runner(
+            model,
+            None if cache_mode == "none" else self._n_pages,
+            self.attention,
+            mask_id=self._mask_id,
+            graphs=graphs,
+        )
         self._sequences: dict[str, Sequence] = {}
         self._n_passes = 0
         self._n_full_tokens: int | None = None

@@ -5,23 +5,43 @@ Knows no request: on more than one device every rank runs the same batches.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from dilaserve_gpu_worker.attention import Attention, LayerAttention, PooledKeys, Ragged
+from dilaserve_gpu_worker.attention import (
+    PAGED,
+    STATIC,
+    Attention,
+    PooledKeys,
+    Prepared,
+    Ragged,
+    attention_backend,
+)
 from dilaserve_gpu_worker.engine.batch import MIN_ROWS, Batch
+from dilaserve_gpu_worker.engine.graphs import GraphOptions, GraphShapes, StepGraphs, padded
 from dilaserve_gpu_worker.engine.kv_pool import KVPool
 from dilaserve_gpu_worker.engine.unmask import best_confidence
 from dilaserve_gpu_worker.models.model import Model
-from dilaserve_gpu_worker.transfer import Array, put
+from dilaserve_gpu_worker.transfer import Array, StaticArrays, put
 
 _OUTLOOK_ELEMENTS = 1 << 26
 """Logits that are looked at at a time for their confidence only, which bounds their memory."""
 
-N_ARRAYS = 5
-"""Of a batch, before those of attention."""
+N_ARRAYS, LOGIT_ROWS = 5, 3
+"""See `_arrays`: how many there are before those of attention, and which says what is wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedGraphs:
+    """Captured passes, and how others are padded to them."""
+
+    shapes: GraphShapes
+    graphs: StepGraphs
+    scratch_page: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,34 +55,58 @@ class Scores:
 
 
 class Runner:
-    """A model, its KV pool (None without a cache) and an attention backend."""
+    """A model, its KV pool (None without a cache) and an attention backend. `graphs`: those of
+    passes that are captured, and the pool's page that pads them."""
 
     def __init__(
-        self, model: Model, pool: KVPool | None, attention: Attention, *, mask_id: int
+        self,
+        model: Model,
+        pool: KVPool | None,
+        attention: Attention,
+        *,
+        mask_id: int,
+        graphs: PaddedGraphs | None = None,
     ) -> None:
         self._model = model
         self._pool = pool
         self._attention = attention
         self._mask_id = mask_id
+        self._graphs = graphs
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Scores:
         """Run the model, and fill the pool."""
-        prepared = self._attention(Ragged(batch.runs, batch.write_slots, batch.key_slots))
-        tensors = put([*_arrays(batch), *prepared.arrays], self._model.device)
-        tokens_T, positions_T, write_slots, logit_rows_M, outlook_rows_K = tensors[:N_ARRAYS]
-        attention = prepared.bind(tensors[N_ARRAYS:])
-        h_TD = self._hidden(tokens_T, positions_T, write_slots, attention)
-        logits_MV = self._model.logits(h_TD.index_select(0, logit_rows_M))
+        h_TD, tensors = self._replayed(batch) or self._computed(batch)
+        logit_rows_M, outlook_rows_K = tensors[LOGIT_ROWS:N_ARRAYS]
+        rows_M = logit_rows_M[: len(batch.logit_rows_M)]
+        logits_MV = self._model.logits(h_TD.index_select(0, rows_M))
         return Scores(logits_MV, self._outlook(h_TD, outlook_rows_K))
 
-    def _hidden(
-        self,
-        tokens_T: Tensor,
-        positions_T: Tensor,
-        write_slots: Tensor,
-        attention: LayerAttention,
-    ) -> Tensor:
+    def _computed(self, batch: Batch) -> tuple[Tensor, Sequence[Tensor]]:
+        """Last hidden states, and the arrays of the batch on the device."""
+        prepared = self._attention(_ragged(batch))
+        tensors = put([*_arrays(batch), *prepared.arrays], self._model.device)
+        return self._hidden(prepared, tensors), tensors
+
+    def _replayed(self, batch: Batch) -> tuple[Tensor, Sequence[Tensor]] | None:
+        """The same for a pass that is captured, or is to be captured now; else None."""
+        if self._graphs is None:
+            return None
+        room = self._graphs.shapes.room_for(batch)
+        if room is None or not self._graphs.graphs.wants(room):
+            return None
+        wide = padded(batch, room, self._graphs.scratch_page)
+        prepared = self._attention(_ragged(wide), room)
+        return self._graphs.graphs.run(
+            room,
+            [*_arrays(wide), *prepared.arrays],
+            partial(self._hidden, prepared),
+            partial(StaticArrays, device=self._model.device),
+        )
+
+    def _hidden(self, prepared: Prepared, tensors: Sequence[Tensor]) -> Tensor:
+        tokens_T, positions_T, write_slots = tensors[:LOGIT_ROWS]
+        attention = prepared.bind(tensors[N_ARRAYS:])
         pool, n_tokens = self._pool, len(write_slots)
 
         def attend(layer: int, q_THA: Tensor, k_TGA: Tensor, v_TGA: Tensor) -> Tensor:
@@ -82,6 +126,39 @@ class Runner:
                 for rows in parts
             ]
         )
+
+
+def make_runner(
+    model: Model,
+    n_pages: int | None,
+    attention: str,
+    *,
+    mask_id: int,
+    graphs: GraphOptions | None = None,
+) -> Runner:
+    """With a pool of `n_pages` pages (None: without one), and one more where passes are captured,
+    which needs a pool and an attention backend of attention.STATIC. `attention` is its name."""
+    backend = attention_backend(attention)
+    if n_pages is None:
+        return Runner(model, None, backend, mask_id=mask_id)
+    padding = None
+    if graphs is not None:
+        if attention not in STATIC:
+            raise ValueError(f"attention backend {attention!r} cannot be captured; use {STATIC}")
+        shapes = GraphShapes(
+            block_length=graphs.block_length,
+            max_rows=graphs.max_rows,
+            longest_key=model.config.max_sequence_length,
+            counts_keys=attention not in PAGED,
+        )
+        padding = PaddedGraphs(shapes, StepGraphs(graphs), scratch_page=n_pages)
+    n_all = n_pages + (padding is not None)
+    pool = KVPool(model.config, n_all, device=model.device, dtype=model.dtype)
+    return Runner(model, pool, backend, mask_id=mask_id, graphs=padding)
+
+
+def _ragged(batch: Batch) -> Ragged:
+    return Ragged(batch.runs, batch.write_slots, batch.key_slots)
 
 
 def _arrays(batch: Batch) -> list[Array]:
