@@ -43,7 +43,7 @@ DIRECTIONS: dict[str, UnionType | type[messages.Message]] = {
     "Predictor → scheduler (replies)": messages.FromPredictor,
     "Reconfigurator → all": plan_messages.FromPlanner,
     "Reconfigurator → scheduler": plan_messages.Drain,
-    "Scheduler → reconfigurator (replies)": plan_messages.Drained,
+    "Scheduler → reconfigurator (replies)": plan_messages.Drained | plan_messages.NotDrained,
 }
 
 

@@ -21,6 +21,7 @@ from dilaserve.messages import (
     StepResult,
     Submit,
 )
+from dilaserve.plan_messages import Drain
 from dilaserve.store.records import AdmitAnswer, ReassignAnswer
 from dilaserve_scheduler.core import Core, CoreSettings
 from dilaserve_scheduler.core.effects import Admit, Effect, Reassign, Send
@@ -140,6 +141,12 @@ class Driver:
     def down(self, instance_id: str) -> list[Effect]:
         """It leaves on purpose."""
         return self.give(InstanceDown(instance_id=instance_id))
+
+    def drain(
+        self, instance_id: str, *, resume: bool = False, hold_s: float = 10.0
+    ) -> list[Effect]:
+        """The planner asks for its emptying."""
+        return self.give(Drain(instance_id=instance_id, resume=resume, hold_s=hold_s))
 
     def beat(
         self, instance_id: str, *holds: tuple[str, int, int], seq: int = 10**6, term: int = 1

@@ -5,7 +5,7 @@ ever)."""
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
+from typing import Literal, get_args
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -19,12 +19,12 @@ from dilaserve_scheduler.policies import POLICIES
 from .world import World, call
 
 GIVEN_UP = ("finished", "unknown")
-Fault = Literal["worker", "leave", "scheduler", "partition", "store", "cancel"]
+Fault = Literal["worker", "leave", "drain", "undrain", "scheduler", "partition", "store", "cancel"]
 
 faults = st.lists(
     st.tuples(
         st.floats(0.5, 8.0),
-        st.sampled_from(["worker", "leave", "scheduler", "partition", "store", "cancel"]),
+        st.sampled_from(get_args(Fault)),
         st.integers(0, 9),
     ),
     max_size=6,
@@ -83,6 +83,8 @@ def strike(world: World, fault: Fault, number: int) -> None:
         case "leave":
             if name in world.workers:
                 world.leave_worker(name, 0.3 * number)
+        case "drain" | "undrain":
+            world.drain_worker(name, 0.6 * number, goes=fault == "drain")
         case "scheduler":
             if world.core is not None:
                 world.crash_scheduler(0.2 * number)

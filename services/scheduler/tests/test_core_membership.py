@@ -44,10 +44,10 @@ def test_silence_of_all_proves_nothing() -> None:
     hear(tried, 0.0, "a-0001", "b-0001")
     hear(tried, 60.0, "b-0001")
     assert dead(tried) == []
-    assert not tried.anyone_live("m", 62.0)
+    assert not tried.is_served("m", 62.0)
     hear(tried, 60.1, "a-0001")
     assert dead(tried) == []
-    assert tried.anyone_live("m", 60.2)
+    assert tried.is_served("m", 60.2)
 
 
 def test_after_an_outage_the_silence_of_one_counts_anew() -> None:

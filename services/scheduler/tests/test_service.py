@@ -24,6 +24,7 @@ from dilaserve.messages import (
     decode_reply,
     encode,
 )
+from dilaserve.plan_messages import Drain, Drained, NotDrained, decode_drained
 from dilaserve.store import Store
 from dilaserve.store.memory import MemoryStore
 from dilaserve.telemetry import Telemetry
@@ -353,3 +354,45 @@ async def until(condition: Any, *, timeout_s: float = 5.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.02)
+
+
+async def test_an_instance_gets_empty_and_the_planner_is_told(bus: Bus, store: Store) -> None:
+    async with running(bus, store), running_worker(bus, store, "a-0001") as first:
+        first.step_s = 0.1
+        await write(store, "r", arrival_s=time.time())
+        assert isinstance(await submit(bus, "r"), Admitted)
+        async with running_worker(bus, store, "b-0001"):
+            n_left = [await drain(bus, "a-0001")]
+            assert n_left == [1]
+            async with asyncio.timeout(5.0):
+                while n_left[-1]:
+                    await asyncio.sleep(0.02)
+                    n_left.append(await drain(bus, "a-0001"))
+            assert await wait_ended(store, "r") == "done"
+            await write(store, "s", arrival_s=time.time())
+            await submit(bus, "s")
+            assert await wait_ended(store, "s") == "done"
+            owners = {d.worker for d in await store.deltas("s")}
+            assert owners == {"b-0001"}
+            states = {i.info.instance_id: i.state for i in (await status(bus)).instances}
+            assert states == {"a-0001": "draining", "b-0001": "live"}
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [(encode(Drain(instance_id="z-0001")), "dilaserve status"), (b"{}", "plan_messages.Drain")],
+)
+async def test_what_cannot_be_drained_is_answered_with_a_remedy(
+    bus: Bus, store: Store, data: bytes, reason: str
+) -> None:
+    async with running(bus, store):
+        answer = decode_drained((await bus.request(subjects.DRAIN, data, timeout_s=5.0)).data)
+        assert isinstance(answer, NotDrained)
+        assert reason in answer.reason
+
+
+async def drain(bus: Bus, instance_id: str) -> int:
+    data = encode(Drain(instance_id=instance_id))
+    answer = decode_drained((await bus.request(subjects.DRAIN, data, timeout_s=5.0)).data)
+    assert isinstance(answer, Drained)
+    return answer.n_left

@@ -29,6 +29,7 @@ from dilaserve.messages import (
     StepResult,
     Submit,
 )
+from dilaserve.plan_messages import Drain
 from dilaserve.store.memory import MemoryStore
 from dilaserve.store.records import (
     MASKED,
@@ -375,6 +376,21 @@ class World:
         """It dies with all it holds, and is started again."""
         self.workers.pop(name, None)
         self.at(down_s, lambda: self.start_worker(name))
+
+    def drain_worker(self, name: str, for_s: float, *, goes: bool) -> None:
+        """The planner has it emptied, and says so again and again for so long; then it is replaced
+        (`goes`), or the planner has died."""
+        until = self.now + for_s
+
+        def ask() -> None:
+            worker = self.workers.get(name)
+            if worker is not None and self.now < until:
+                self.to_core(Drain(instance_id=worker.info.instance_id, hold_s=2.0))
+                self.at(0.5, ask)
+            elif goes:
+                self.leave_worker(name, 1.0)
+
+        ask()
 
     def leave_worker(self, name: str, away_s: float) -> None:
         """It says goodbye, and another comes."""

@@ -3,7 +3,10 @@ instance."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from dilaserve.messages import Count, Message, Word
 
@@ -11,11 +14,16 @@ __all__ = [
     "Drain",
     "Drained",
     "FromPlanner",
+    "NotDrained",
     "PlanApplied",
     "PlanProposed",
     "PlannedMix",
+    "decode_drain",
+    "decode_drained",
     "decode_plan",
 ]
+
+Hold = Annotated[float, Meta(gt=0.0, le=600.0)]
 
 
 class PlannedMix(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -48,19 +56,34 @@ class PlanApplied(Message, frozen=True, tag="plan_applied"):
 
 
 class Drain(Message, frozen=True, tag="drain"):
-    """Planner → scheduler: empty this instance and give it nothing more; or, with `resume`, take
-    that back."""
+    """Planner → scheduler: give this instance nothing more, and let its requests move at their
+    next recompute step; or, with `resume`, take that back.
+
+    It holds for `hold_s` and is repeated for longer, also after the instance has gone, until its
+    successor serves: so long the model counts as served, and requests wait. So it outlives a
+    scheduler, and ends by itself if its sender dies."""
 
     instance_id: Word
     resume: bool = False
+    hold_s: Hold = 10.0
 
 
 class Drained(Message, frozen=True, tag="drained"):
-    """The answer, once it holds nothing, or at once to `resume`."""
+    """The answer, at once: how many requests the instance still holds; ask again until it is 0."""
 
     instance_id: Word
+    n_left: Count = 0
+
+
+class NotDrained(Message, frozen=True, tag="not_drained"):
+    """The answer where nothing was done, and what to do about it."""
+
+    instance_id: str
+    reason: str
 
 
 FromPlanner = PlanProposed | PlanApplied
 
 decode_plan = msgspec.json.Decoder(FromPlanner).decode
+decode_drain = msgspec.json.Decoder(Drain).decode
+decode_drained = msgspec.json.Decoder(Drained | NotDrained).decode

@@ -76,8 +76,8 @@ class SchedulerMetrics:
         for instance in core.instances():
             if instance.info is not None and core.is_live(now, instance):
                 live[instance.info.tp_degree] += 1
-        n_dead = len(core.instances()) - live.total()
+        states = Counter(core.state_of(now, instance) for instance in core.instances())
         self._term = core.term
         self._waiting = core.n_waiting_by_model()
         self._live_by_degree = dict(live)
-        self._by_state = {"live": live.total(), "dead": n_dead}
+        self._by_state = {state: states[state] for state in ("live", "draining", "dead")}

@@ -21,6 +21,7 @@ from dilaserve.messages import (
     decode_request,
     encode,
 )
+from dilaserve.plan_messages import Drain, Drained, NotDrained, decode_drain
 from dilaserve_scheduler.observe import SchedulerMetrics
 
 __all__ = ["Desk"]
@@ -30,16 +31,17 @@ RETRY_AFTER_S = 1.0
 log = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=Message)
-_Answer = Admitted | Refused | Cancelled
+_Answer = Admitted | Refused | Cancelled | Drained | NotDrained
+_Waiting = dict[str, list[asyncio.Future[_Answer]]]
 
 
 class Desk:
-    """Request handlers for Submit and Cancel, and what resolves them."""
+    """Request handlers for Submit, Cancel and Drain, and what resolves them."""
 
     def __init__(
         self,
         submitted: Callable[[Submit, BusMessage], Submit],
-        put: Callable[[Submit | Cancel], None],
+        put: Callable[[Submit | Cancel | Drain], None],
         metrics: SchedulerMetrics,
         *,
         timeout_s: float,
@@ -48,8 +50,9 @@ class Desk:
         self._put = put
         self._metrics = metrics
         self._timeout_s = timeout_s
-        self._submitters: dict[str, list[asyncio.Future[_Answer]]] = defaultdict(list)
-        self._cancellers: dict[str, list[asyncio.Future[_Answer]]] = defaultdict(list)
+        self._submitters: _Waiting = defaultdict(list)
+        self._cancellers: _Waiting = defaultdict(list)
+        self._drainers: _Waiting = defaultdict(list)
 
     async def submit(self, message: BusMessage) -> bytes:
         """Admitted, or Refused."""
@@ -69,12 +72,27 @@ class Desk:
         answer = await self._wait(self._cancellers, cancel.request_id)
         return encode(answer or Cancelled(request_id=cancel.request_id, known=False))
 
-    def resolve(self, request_id: str, answer: _Answer) -> None:
+    async def drain(self, message: BusMessage) -> bytes:
+        """Drained, or NotDrained."""
+        try:
+            drain = decode_drain(message.data)
+        except msgspec.DecodeError as error:
+            self._drop(message, str(error))
+            reason = f"{error}; see dilaserve.plan_messages.Drain"
+            return encode(NotDrained(instance_id="", reason=reason))
+        self._put(drain)
+        answer = await self._wait(self._drainers, drain.instance_id)
+        reason = "the scheduler does not get to it; try again"
+        return encode(answer or NotDrained(instance_id=drain.instance_id, reason=reason))
+
+    def resolve(self, request_id: str, answer: Admitted | Refused | Cancelled) -> None:
         """Answer everybody who waits for this."""
         waiting = self._cancellers if isinstance(answer, Cancelled) else self._submitters
-        for future in waiting.pop(request_id, []):
-            if not future.done():
-                future.set_result(answer)
+        _resolve(waiting, request_id, answer)
+
+    def resolve_drain(self, answer: Drained | NotDrained) -> None:
+        """The same for a Drain."""
+        _resolve(self._drainers, answer.instance_id, answer)
 
     def _decode(self, message: BusMessage, kind: type[T]) -> T | None:
         try:
@@ -85,13 +103,14 @@ class Desk:
             if isinstance(request, kind):
                 return request
             reason = f"{type(request).__name__} does not belong there"
-        self._metrics.dropped("invalid")
-        log.warning("dropped a message on %s: %s", message.subject, reason)
+        self._drop(message, reason)
         return None
 
-    async def _wait(
-        self, waiting: dict[str, list[asyncio.Future[_Answer]]], request_id: str
-    ) -> _Answer | None:
+    def _drop(self, message: BusMessage, reason: str) -> None:
+        self._metrics.dropped("invalid")
+        log.warning("dropped a message on %s: %s", message.subject, reason)
+
+    async def _wait(self, waiting: _Waiting, request_id: str) -> _Answer | None:
         future: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
         waiting[request_id].append(future)
         try:
@@ -103,6 +122,12 @@ class Desk:
             left = [other for other in waiting.pop(request_id, []) if other is not future]
             if left:
                 waiting[request_id] = left
+
+
+def _resolve(waiting: _Waiting, key: str, answer: _Answer) -> None:
+    for future in waiting.pop(key, []):
+        if not future.done():
+            future.set_result(answer)
 
 
 def _unavailable(request_id: str, reason: str) -> Refused:

@@ -24,6 +24,7 @@ from dilaserve.telemetry import Telemetry
 from dilaserve_scheduler.core import Core
 from dilaserve_scheduler.core.effects import (
     Admit,
+    AnswerDrain,
     Ask,
     Effect,
     Ended,
@@ -214,6 +215,8 @@ class SchedulerService:
                 case Reply(request_id, answer):
                     self._traces.answered(request_id, answer)
                     self._desk.resolve(request_id, answer)
+                case AnswerDrain(answer):
+                    self._desk.resolve_drain(answer)
                 case Ended(request_id):
                     self._traces.forget(request_id)
                 case RaiseTerm(above):
@@ -306,6 +309,7 @@ class SchedulerService:
         return [
             Endpoint("submit", subjects.REQUEST_SUBMIT, self._desk.submit),
             Endpoint("cancel", subjects.REQUEST_CANCEL, self._desk.cancel),
+            Endpoint("drain", subjects.DRAIN, self._desk.drain),
             Endpoint("status", subjects.STATUS, status),
         ]
 

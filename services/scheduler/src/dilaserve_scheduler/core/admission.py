@@ -53,7 +53,7 @@ class Admission:
         request = self._placing.requests.get(event.request_id)
         if request is not None:
             self._repeat(now, request)
-        elif self._is_early(now) and not self._members.anyone_live(event.model_id, now):
+        elif self._is_early(now) and not self._members.is_served(event.model_id, now):
             self._early[event.request_id] = event
         else:
             self._consider(now, event)
@@ -78,7 +78,7 @@ class Admission:
         if not self._early:
             return
         for event in list(self._early.values()):
-            if self._members.anyone_live(event.model_id, now) or not self._is_early(now):
+            if self._members.is_served(event.model_id, now) or not self._is_early(now):
                 del self._early[event.request_id]
                 self._consider(now, event)
 
@@ -113,7 +113,7 @@ class Admission:
         return Refused(request_id=event.request_id, reason=reason, code="never_fits")
 
     def _unservable(self, now: float, event: Submit) -> Refused | None:
-        if not self._members.anyone_live(event.model_id, now):
+        if not self._members.is_served(event.model_id, now):
             return Refused(
                 request_id=event.request_id,
                 reason=f"no live instance serves {event.model_id!r}; start one, or wait for it",

@@ -62,7 +62,7 @@ class Advancing:
         """After progress: extend the credit, or move it now that its blocks are done."""
         if not request.placed:
             return
-        if request.asked_block < request.block:
+        if request.asked_block < request.block or request.has_draining_owner:
             self._ask_where_next(now, request)
         if request.is_leaving and credit.ran_out(request):
             self._depart(now, request, request.leaving_for)
@@ -120,7 +120,9 @@ class Advancing:
         block = request.block
         if block + 1 < request.n_blocks and credit.is_ending(request) and not request.is_leaving:
             request.asked_block = block
-            to = self._policy.block_ending(now, request)
+            leaves = request.has_draining_owner
+            choose = self._policy.place if leaves else self._policy.block_ending
+            to = choose(now, request)
             if to is not None and to is not request.instance:
                 request.leaving_for = to
 

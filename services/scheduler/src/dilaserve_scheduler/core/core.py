@@ -6,7 +6,7 @@ Sans-IO: no clock, no bus, no store. The service and the digital twin drive this
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from dilaserve.messages import (
     Cancel,
@@ -19,8 +19,10 @@ from dilaserve.messages import (
     StepResult,
     Submit,
 )
+from dilaserve.plan_messages import Drain
 from dilaserve_scheduler.core.admission import Admission
 from dilaserve_scheduler.core.advancing import Advancing
+from dilaserve_scheduler.core.draining import Draining
 from dilaserve_scheduler.core.effects import Effect
 from dilaserve_scheduler.core.events import (
     ActiveListed,
@@ -66,7 +68,8 @@ class Core:
         self._watching = Watching(policy, members, placing, self._advancing, outbox, settings)
         self._admission = Admission(policy, members, placing, outbox, settings)
         self._recovery = Recovery(members, placing, self._advancing, outbox, settings)
-        self._sleepers = (self._admission, policy, placing.patience)
+        self._draining = Draining(policy, members, placing, self._advancing, outbox)
+        self._sleepers = (self._admission, policy, placing.patience, self._draining)
         self._opened = False
         self._routes: dict[type, Callable[[float, Any], None]] = {
             Submit: self._admission.on_submit,
@@ -75,6 +78,7 @@ class Core:
             Heartbeat: self._watching.on_heartbeat,
             InstanceUp: self._watching.on_up,
             InstanceDown: self._watching.on_down,
+            Drain: self._draining.on_drain,
             AdmitAnswered: placing.on_admit,
             ReassignAnswered: placing.on_reassign,
             FailAnswered: placing.on_fail,
@@ -105,6 +109,7 @@ class Core:
         """What is due by now; calling it too early or too often does no harm."""
         self._open(now)
         self._recovery.tick(now)
+        self._draining.tick(now)
         due = self._policy.wake_at()
         if due is not None and due <= now:
             self._advancing.decide(now, self._policy.tick(now))
@@ -129,6 +134,12 @@ class Core:
         """Whether it was heard lately; an instance whose silence proves nothing is not."""
         return instance.state == "live" and not self._members.is_silent(instance, now)
 
+    def state_of(self, now: float, instance: Instance) -> Literal["live", "draining", "dead"]:
+        """As people are told; one that drains is live as well."""
+        if not self.is_live(now, instance):
+            return "dead"
+        return "draining" if instance.is_draining else "live"
+
     def requests(self) -> list[Request]:
         """All requests that have not ended; to be read only."""
         return list(self._placing.requests.values())
@@ -144,7 +155,7 @@ class Core:
             instances=[
                 InstanceStatus(
                     info=instance.info,
-                    state="live" if self.is_live(now, instance) else "dead",
+                    state=self.state_of(now, instance),
                     n_requests=len(instance.requests),
                     n_tokens=instance.n_tokens,
                     heartbeat_age_s=now - instance.heard_at,

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dilaserve.messages import Admitted, Cancelled, Refused, StepCommand
+from dilaserve.plan_messages import Drained, NotDrained
 
 __all__ = [
     "Admit",
+    "AnswerDrain",
     "Ask",
     "Effect",
     "Ended",
@@ -101,6 +103,13 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerDrain:
+    """Answer everybody who waits for what became of a Drain."""
+
+    answer: Drained | NotDrained
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The core has forgotten the request: finished, cancelled, failed or refused."""
 
@@ -129,4 +138,17 @@ class Log:
     text: str
 
 
-Effect = Send | Admit | Reassign | Fail | Load | ListActive | Reply | Ended | RaiseTerm | Ask | Log
+Effect = (
+    Send
+    | Admit
+    | Reassign
+    | Fail
+    | Load
+    | ListActive
+    | Reply
+    | AnswerDrain
+    | Ended
+    | RaiseTerm
+    | Ask
+    | Log
+)

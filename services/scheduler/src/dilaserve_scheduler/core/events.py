@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from dilaserve.lifecycle import State
 from dilaserve.messages import Cancel, Heartbeat, InstanceDown, InstanceUp, StepResult, Submit
+from dilaserve.plan_messages import Drain
 from dilaserve.store.records import AdmitAnswer, FailAnswer, ReassignAnswer
 
 __all__ = [
@@ -129,6 +130,7 @@ Event = (
     | Heartbeat
     | InstanceDown
     | StepResult
+    | Drain
     | AdmitAnswered
     | ReassignAnswered
     | FailAnswered

@@ -36,6 +36,12 @@ class _Departure:
     named: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Promise:
+    until: float
+    largest: int
+
+
 class Members:
     """Instances by id.
 
@@ -55,6 +61,7 @@ class Members:
         self._heard_at = 0.0
         self._n_joined = 0
         self._largest: dict[str, int] = {}
+        self._promised: dict[str, _Promise] = {}
         self.n_live = 0
 
     @property
@@ -91,13 +98,29 @@ class Members:
         """Whether it has not been heard for as long as a dead one, dead or not."""
         return now - instance.heard_at >= self._dead_after_s
 
-    def anyone_live(self, model_id: str, now: float) -> bool:
-        """Whether an instance of the model is live, as far as anything is heard at all."""
+    def is_served(self, model_id: str, now: float) -> bool:
+        """Whether an instance of the model is live, as far as anything is heard at all, or will be
+        soon."""
+        promised = self._promised.get(model_id)
+        if promised is not None and now < promised.until:
+            return True
         return model_id in self._largest and now - self._heard_at < self._dead_after_s
 
     def largest(self, model_id: str) -> int:
-        """Longest request (prompt + output) that a live instance of the model can run."""
-        return self._largest.get(model_id, 0)
+        """Longest request (prompt + output) that a live instance of the model can run; while one
+        is promised and none is live, what the last could."""
+        largest = self._largest.get(model_id)
+        if largest is None and model_id in self._promised:
+            return self._promised[model_id].largest
+        return largest or 0
+
+    def promise(self, model_id: str, until: float) -> None:
+        """An instance of the model is being launched, in the place of one that leaves."""
+        self._promised[model_id] = _Promise(until, self.largest(model_id))
+
+    def forget_promises(self, now: float) -> None:
+        """Those whose time is over."""
+        self._promised = {m: p for m, p in self._promised.items() if now < p.until}
 
     def expect(self, instance_id: str) -> Instance:
         """The instance, known or not: a stored record names it."""

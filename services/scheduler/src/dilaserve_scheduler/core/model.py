@@ -35,6 +35,8 @@ class Instance:
     capacity: int = 0
     """Longest request (prompt + output) that it can ever run."""
     state: InstanceState = "expected"
+    is_draining: bool = False
+    """Whether it is to get empty: nothing is placed there any more."""
     heard_at: float = 0.0
     heard_mark: float = 0.0
     """`heard_at` on the clock that runs only while anybody is heard (see membership)."""
@@ -69,7 +71,8 @@ class Instance:
 
     def has_room(self, request: Request) -> bool:
         """Whether the request fits beside what is placed there now."""
-        return self.fits(request) and self.n_tokens + request.n_tokens <= self.token_budget
+        fits_now = self.n_tokens + request.n_tokens <= self.token_budget
+        return fits_now and not self.is_draining and self.fits(request)
 
 
 @dataclass(slots=True, eq=False)
@@ -173,6 +176,11 @@ class Request:
     def placed(self) -> bool:
         """Whether an owner has, or may be sent, its credit."""
         return self.state == "running" and self.instance is not None
+
+    @property
+    def has_draining_owner(self) -> bool:
+        """Whether it is to leave as soon as somebody else has room."""
+        return self.instance is not None and self.instance.is_draining
 
     @property
     def has_strange_owner(self) -> bool:

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dilaserve.messages import Admitted, Cancelled, Refused, Release, StepCommand
+from dilaserve.plan_messages import Drained, NotDrained
 from dilaserve_scheduler.core import credit
 from dilaserve_scheduler.core.effects import (
     Admit,
+    AnswerDrain,
     Ask,
     Effect,
     Ended,
@@ -115,6 +117,10 @@ class Outbox:
     def reply(self, request_id: str, answer: Admitted | Refused | Cancelled) -> None:
         """Answer whoever waits."""
         self._effects.append(Reply(request_id, answer))
+
+    def answer_drain(self, answer: Drained | NotDrained) -> None:
+        """Answer the planner."""
+        self._effects.append(AnswerDrain(answer))
 
     def ended(self, request_id: str) -> None:
         """Say that the request is forgotten."""

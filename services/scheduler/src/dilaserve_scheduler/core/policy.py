@@ -131,11 +131,13 @@ class Policy(Protocol):
         return
 
     def joined(self, now: float, instance: Instance) -> Iterable[Decision]:
-        """An instance is live, for the first time or again."""
+        """An instance takes requests, for the first time or again."""
         return ()
 
     def left(self, now: float, instance: Instance) -> Iterable[Decision]:
-        """An instance is dead or gone; its requests are placed again after this."""
+        """An instance is dead, gone, or to get empty, and is not to be chosen any more; said again
+        when one that was to get empty is gone. Its requests are placed again after this, or, while
+        it gets empty, at the end of their blocks (by `place`)."""
         return ()
 
     def load_changed(self, now: float, instance: Instance) -> None:

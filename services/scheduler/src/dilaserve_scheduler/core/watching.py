@@ -79,7 +79,8 @@ class Watching:
         instance = heard.instance
         if heard.joined:
             self._outbox.log("info", f"instance {instance.instance_id} joined")
-            self._advancing.decide(now, self._policy.joined(now, instance))
+            if not instance.is_draining:
+                self._advancing.decide(now, self._policy.joined(now, instance))
             self._placing.stir()
             self._warn_of_differences(instance)
             for request in instance.requests.values():
