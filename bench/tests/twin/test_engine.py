@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dilaserve.messages import CacheMode
 from dilaserve.store.records import MASKED, DecodingSpec
 from dilaserve_bench.twin.engine import VirtualEngine
 from dilaserve_gpu_worker.engine.engine import Engine
 from dilaserve_gpu_worker.engine.kv_pool import PAGE_TOKENS as ENGINE_PAGE_TOKENS
+from dilaserve_gpu_worker.engine.plan_policy import PlanPolicyName, build_plan_policy
 from dilaserve_gpu_worker.engine.sequence import RowKind
 from dilaserve_gpu_worker.engine.types import (
     Credit,
@@ -25,6 +28,7 @@ from dilaserve_gpu_worker.weights import load_model
 
 BUNDLED = Path(__file__).parents[3] / "models" / "tiny"
 BLOCK = 16
+PLAN_POLICIES: tuple[PlanPolicyName, ...] = ("blockserve", "sangam", "static")
 
 
 @pytest.fixture(scope="module")
@@ -63,16 +67,30 @@ class EchoCourse:
 class Both:
     """A real and a virtual engine that are told the same."""
 
-    def __init__(self, model: LLaDA, rng: random.Random, cache_mode: CacheMode) -> None:
+    def __init__(
+        self,
+        model: LLaDA,
+        rng: random.Random,
+        cache_mode: CacheMode,
+        plan_policy: PlanPolicyName,
+        plan_tokens: int = 64,
+    ) -> None:
         self.rng = rng
         self.echo = Echo()
-        self.real = Engine(model, cache_mode=cache_mode, n_kv_tokens=416, max_batch_tokens=150)
+        self.real = Engine(
+            model,
+            cache_mode=cache_mode,
+            n_kv_tokens=416,
+            max_batch_tokens=150,
+            plan_policy=build_plan_policy(plan_policy, n_tokens=plan_tokens),
+        )
         self.virtual = VirtualEngine(
             self.echo,
             cache_mode=cache_mode,
             n_kv_tokens=416,
             max_batch_tokens=150,
             max_sequence_length=model.config.max_sequence_length,
+            plan_policy=build_plan_policy(plan_policy, n_tokens=plan_tokens),
         )
         self.requests: dict[str, EngineRequest] = {}
         self.finished: set[str] = set()
@@ -154,6 +172,20 @@ class Both:
                     self.remove(step.request_id)
         return True
 
+    def live(self, n_rounds: int) -> int:
+        """Add, move, credit, limit and run at random; gives the number of passes."""
+        n_passes = 0
+        for _ in range(n_rounds):
+            if len(self.requests) < 8 and self.rng.random() < 0.6:
+                self.add_new()
+            if self.requests and self.rng.random() < 0.3:
+                self.move()
+            self.recredit()
+            if self.rng.random() < 0.3:
+                self.limit()
+            n_passes += self.run_pass()
+        return n_passes
+
     def _add(self, request: EngineRequest) -> None:
         errors = [_error_of(engine, request) for engine in (self.real, self.virtual)]
         assert errors[0] == errors[1]
@@ -172,25 +204,37 @@ def _error_of(engine: Engine | VirtualEngine, request: EngineRequest) -> str | N
     return None
 
 
+@pytest.mark.parametrize("plan_policy", PLAN_POLICIES)
 @pytest.mark.parametrize("cache_mode", ["none", "prefix", "dual"])
-def test_same_rows_in_every_pass(model: LLaDA, cache_mode: CacheMode) -> None:
+def test_same_rows_in_every_pass(
+    model: LLaDA, cache_mode: CacheMode, plan_policy: PlanPolicyName
+) -> None:
     n_passes, kinds, n_left_out = 0, set(), 0
     for seed in range(4):
-        both = Both(model, random.Random(seed), cache_mode)
-        for _ in range(40):
-            if len(both.requests) < 8 and both.rng.random() < 0.6:
-                both.add_new()
-            if both.requests and both.rng.random() < 0.3:
-                both.move()
-            both.recredit()
-            if both.rng.random() < 0.3:
-                both.limit()
-            n_passes += both.run_pass()
+        both = Both(model, random.Random(seed), cache_mode, plan_policy)
+        n_passes += both.live(40)
         kinds |= both.kinds
         n_left_out += both.n_left_out
     assert n_passes > 80
     assert n_left_out > 0
     assert kinds == ({"recompute"} if cache_mode == "none" else {"recompute", "cache", "rebuild"})
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.randoms(use_true_random=False),
+    st.sampled_from(["none", "prefix", "dual"]),
+    st.sampled_from(PLAN_POLICIES),
+    st.integers(1, 300),
+)
+def test_same_rows_under_any_plan_policy(
+    model: LLaDA,
+    rng: random.Random,
+    cache_mode: CacheMode,
+    plan_policy: PlanPolicyName,
+    plan_tokens: int,
+) -> None:
+    Both(model, rng, cache_mode, plan_policy, plan_tokens).live(12)
 
 
 def test_pages_are_those_of_the_engine() -> None:

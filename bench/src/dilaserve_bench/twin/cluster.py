@@ -18,6 +18,7 @@ from dilaserve_bench.twin.source import StepSource
 from dilaserve_bench.twin.store import TwinStore
 from dilaserve_bench.twin.timeline import Timeline
 from dilaserve_bench.twin.worker import PassObserver, VirtualWorker
+from dilaserve_gpu_worker.engine.plan_policy import PLAN_TOKENS, PlanPolicyName, build_plan_policy
 from dilaserve_scheduler.core.effects import Send
 
 __all__ = [
@@ -62,6 +63,10 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     """KV pool of one instance; the default never binds before `max_batch_tokens` does."""
     max_sequence_length: int = 4096
     cache_mode: CacheMode = "dual"
+    plan_policy: PlanPolicyName = "blockserve"
+    """How the engine of an instance chooses the rows of a pass."""
+    plan_tokens: int = PLAN_TOKENS
+    """Of a pass on average, under the plan policy sangam."""
     block_length: int = 32
     bus_s: float = 0.0003
     """Latency of a message."""
@@ -252,6 +257,7 @@ class Cluster:
             n_kv_tokens=spec.n_kv_tokens,
             max_batch_tokens=spec.max_batch_tokens,
             max_sequence_length=spec.max_sequence_length,
+            plan_policy=build_plan_policy(spec.plan_policy, n_tokens=spec.plan_tokens),
         )
         return VirtualWorker(
             info,

@@ -1,5 +1,6 @@
-"""The engine of a virtual instance: chooses the rows of each pass as the worker's engine does, and
-leaves what a step does to a step source. Computes nothing; a test holds the two to each other.
+"""The engine of a virtual instance: chooses the rows of each pass as the worker's engine does, by
+the same plan policies, and leaves what a step does to a step source. Computes nothing; a test holds
+the two to each other.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dilaserve.messages import CacheMode, FinishReason
 from dilaserve.store.records import MASKED
 from dilaserve_bench.twin.source import Course, StepSource
 from dilaserve_gpu_worker.engine.budget import PassBudget
+from dilaserve_gpu_worker.engine.plan_policy import BlockServe, PlanPolicy
 from dilaserve_gpu_worker.engine.sequence import RowKind
 from dilaserve_gpu_worker.engine.types import Credit, EngineRequest, StepOutput
 from dilaserve_gpu_worker.engine.validate import check_fits
@@ -25,6 +27,7 @@ PAGE_TOKENS = 32
 class _Sequence:
     """One request as the engine holds it: how far it is, and what it may do."""
 
+    request_id: str
     course: Course
     credit: Credit
     n_prompt: int
@@ -90,6 +93,16 @@ class Row:
     """Tokens computed."""
     block: int
 
+    @property
+    def request_id(self) -> str:
+        """See PlanRow."""
+        return self.sequence.request_id
+
+    @property
+    def n_keys(self) -> int:
+        """See PlanRow."""
+        return self.sequence.n_tokens
+
 
 @dataclass(slots=True, eq=False)
 class VirtualPlan:
@@ -114,8 +127,10 @@ class VirtualEngine:
         n_kv_tokens: int,
         max_batch_tokens: int,
         max_sequence_length: int,
+        plan_policy: PlanPolicy | None = None,
     ) -> None:
         self._source = source
+        self._policy = BlockServe() if plan_policy is None else plan_policy
         self._cache_mode: CacheMode = cache_mode
         self._max_batch_tokens = max_batch_tokens
         self._max_sequence_length = max_sequence_length
@@ -138,6 +153,7 @@ class VirtualEngine:
         length, canvas = request.spec.block_length, request.canvas
         block = (canvas.index(MASKED) if MASKED in canvas else len(canvas) - 1) // length
         self._sequences[request.request_id] = _Sequence(
+            request_id=request.request_id,
             course=self._source.begin(request),
             credit=request.credit,
             n_prompt=len(request.prompt),
@@ -160,6 +176,7 @@ class VirtualEngine:
         """See Engine.remove."""
         sequence = self._sequences.pop(request_id, None)
         if sequence is not None:
+            self._policy.ended(request_id)
             self._free_pages(sequence)
             sequence.course.end()
 
@@ -181,20 +198,19 @@ class VirtualEngine:
 
     def plan(self) -> VirtualPlan | None:
         """See Engine.plan. The thresholds of the pass are fixed from now on."""
-        rows: list[Row] = []
-        budget = PassBudget(self._max_batch_tokens, self._n_full_tokens)
-        n_tokens = n_rebuilds = 0
-        for sequence in self._ready():
-            row = sequence.next_row(self._cache_mode)
-            if budget.take(row.kind, row.n_tokens):
-                if not sequence.n_pages:
-                    self._take_pages(sequence)
-                rows.append(row)
-                n_tokens += row.n_tokens
-                n_rebuilds += row.kind == "rebuild"
-                sequence.course.plan(row.kind, sequence.credit.threshold)
-        if not rows:
+        ready = [sequence.next_row(self._cache_mode) for sequence in self._ready()]
+        if not ready:
             return None
+        budget = PassBudget(self._max_batch_tokens, self._n_full_tokens)
+        rows = self._policy.choose(ready, budget)
+        n_tokens = n_rebuilds = 0
+        for row in rows:
+            sequence = row.sequence
+            if not sequence.n_pages:
+                self._take_pages(sequence)
+            n_tokens += row.n_tokens
+            n_rebuilds += row.kind == "rebuild"
+            sequence.course.plan(row.kind, sequence.credit.threshold)
         if len(rows) > 1:
             rows.sort(key=_shape_of)
         return VirtualPlan(rows, n_tokens, n_rebuilds)
@@ -212,6 +228,7 @@ class VirtualEngine:
                 sequence.advance(output)
                 if output.finish_reason is not None:
                     self._free_pages(sequence)
+                    self._policy.ended(sequence.request_id)
                 outputs.append(output)
         return outputs
 
@@ -224,6 +241,9 @@ class VirtualEngine:
     def _ready(self) -> list[_Sequence]:
         """See Engine._ready."""
         runnable = [sequence for sequence in self._sequences.values() if sequence.may_run()]
+        batch = self._policy.batch
+        if batch is not None:
+            runnable = [sequence for sequence in runnable if sequence.request_id in batch]
         if len(runnable) > 1:
             runnable.sort(key=_last_pass_of)
         ready, n_free = [], self._n_free_pages

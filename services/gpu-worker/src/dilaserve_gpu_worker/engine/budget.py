@@ -19,6 +19,11 @@ class PassBudget:
         self._n_full_left = n_tokens if n_full_tokens is None else n_full_tokens
         self._has_full = False
 
+    @property
+    def n_left(self) -> int:
+        """Tokens that still fit, of whichever kind."""
+        return self._n_left
+
     def take(self, kind: RowKind, n_tokens: int) -> bool:
         """Whether a row fits; if so, it is in."""
         if n_tokens > self._n_left:

@@ -21,6 +21,7 @@ from dilaserve_gpu_worker.engine.kv_pool import (
     n_pages_for,
     slots_of,
 )
+from dilaserve_gpu_worker.engine.plan_policy import BlockServe, PlanPolicy
 from dilaserve_gpu_worker.engine.runner import Scores, make_runner
 from dilaserve_gpu_worker.engine.sequence import Row, Sequence
 from dilaserve_gpu_worker.engine.types import BatchOutput, Credit, EngineRequest
@@ -30,7 +31,7 @@ from dilaserve_gpu_worker.models.model import Model
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The rows of one pass, sorted by shape; changes nothing but pages taken."""
+    """The rows of one pass, sorted by shape."""
 
     rows: list[Row]
     started_s: float
@@ -38,7 +39,7 @@ class Plan:
     @property
     def n_tokens(self) -> int:
         """Tokens computed, padding left out."""
-        return sum(len(row.tokens) for row in self.rows)
+        return sum(row.n_tokens for row in self.rows)
 
 
 class Engine:
@@ -48,6 +49,7 @@ class Engine:
     max_batch_tokens: most tokens computed in one pass.
     eos_ids, mask_id: of the model, by default what its config says.
     attention: name of the attention backend, see attention.choose_attention.
+    plan_policy: chooses the rows of a pass; its own, BlockServe by default.
     graphs: how to capture passes of cache steps; None: not at all.
     share: told of each batch before it is computed, so that other ranks compute it too.
     """
@@ -62,6 +64,7 @@ class Engine:
         eos_ids: Set[int] | None = None,
         mask_id: int | None = None,
         attention: str = "auto",
+        plan_policy: PlanPolicy | None = None,
         graphs: GraphOptions | None = None,
         counter: Callable[[], float] = time.perf_counter,
         share: Callable[[Batch], None] | None = None,
@@ -71,6 +74,7 @@ class Engine:
         self._max_batch_tokens = max_batch_tokens
         self._eos_ids = model.config.eos_ids if eos_ids is None else eos_ids
         self._mask_id = model.config.mask_id if mask_id is None else mask_id
+        self._policy = BlockServe() if plan_policy is None else plan_policy
         self._counter = counter
         self._share = share
         self._n_pages = 0 if cache_mode == "none" else n_kv_tokens // PAGE_TOKENS
@@ -126,6 +130,7 @@ class Engine:
         """Forget a request and free its pages; nothing happens when it is not held."""
         sequence = self._sequences.pop(request_id, None)
         if sequence is not None:
+            self._policy.ended(request_id)
             self._free_pages(sequence)
 
     def holds(self, request_id: str) -> bool:
@@ -159,16 +164,17 @@ class Engine:
         return self.unmask(plan, self.forward(plan))
 
     def plan(self) -> Plan | None:
-        """Choose the rows of the next pass, within the token budget, least recently run first."""
+        """Choose the rows of the next pass, by the plan policy and within the token budget; takes
+        the pages that they need. None when no row may run."""
         started_s = self._counter()
-        rows: list[Row] = []
+        rows = [sequence.next_row(self._cache_mode) for sequence in self._ready()]
+        if not rows:
+            return None
         budget = PassBudget(self._max_batch_tokens, self._n_full_tokens)
-        for sequence in self._ready():
-            row = sequence.next_row(self._cache_mode)
-            if budget.take(row.kind, len(row.tokens)):
-                self._take_pages(sequence)
-                rows.append(row)
-        return Plan(sorted(rows, key=shape_of), started_s) if rows else None
+        chosen = self._policy.choose(rows, budget)
+        for row in chosen:
+            self._take_pages(row.sequence)
+        return Plan(sorted(chosen, key=shape_of), started_s)
 
     def forward(self, plan: Plan) -> Scores:
         """Logits of the masked positions of the rows' blocks, and how confident the model is of
@@ -190,6 +196,7 @@ class Engine:
         for row in rows:
             if row.sequence.finish_reason is not None:
                 self._free_pages(row.sequence)
+                self._policy.ended(row.request_id)
         return BatchOutput(
             latency_s=self._counter() - plan.started_s,
             n_tokens=plan.n_tokens,
@@ -203,7 +210,12 @@ class Engine:
         """Sequences that can run now, least recently run first (then oldest). One that waits for
         pages keeps them from those behind it, so that none starves."""
         n_free = self._pages.n_free
-        runnable = [sequence for sequence in self._sequences.values() if sequence.may_run()]
+        batch = self._policy.batch
+        runnable = [
+            sequence
+            for sequence in self._sequences.values()
+            if sequence.may_run() and (batch is None or sequence.request_id in batch)
+        ]
         for sequence in sorted(runnable, key=lambda sequence: sequence.last_pass):
             n_wanted = self._n_pages_wanted(sequence)
             if n_wanted <= n_free:

@@ -42,6 +42,16 @@ class Row:
     threshold: float
 
     @property
+    def request_id(self) -> str:
+        """Whose it is."""
+        return self.sequence.request_id
+
+    @property
+    def n_tokens(self) -> int:
+        """Number of tokens computed."""
+        return len(self.tokens)
+
+    @property
     def n_keys(self) -> int:
         """Keys that each of its tokens sees: the whole request."""
         return self.sequence.n_tokens
