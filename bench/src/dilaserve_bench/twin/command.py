@@ -18,12 +18,15 @@ from dilaserve_bench.twin.options import SimulateOptions, make_plan
 from dilaserve_bench.twin.report import Report, report, report_run
 from dilaserve_bench.twin.runner import run_seeds, watching
 from dilaserve_bench.twin.text import as_lines
+from dilaserve_gpu_worker.engine.plan_policy import PLAN_TOKENS, PlanPolicyName
 
 PolicyName = Annotated[str, typer.Option(help="Who chooses instances and thresholds.")]
 Threshold = Annotated[float, typer.Option(help="Threshold of policies with a fixed one.")]
 Instances = Annotated[str, typer.Option(help="Such as 16xtp1 or 8xtp1,2xtp4.")]
 Budget = Annotated[int, typer.Option(help="Tokens of full lengths on one instance.")]
 Cache = Annotated[CacheMode, typer.Option(help="Which keys and values instances keep.")]
+PlanPolicy = Annotated[PlanPolicyName, typer.Option(help="Which rows make up a pass.")]
+PlanTokens = Annotated[int, typer.Option(help="Plan policy sangam: tokens of a pass on average.")]
 ProfileFile = Annotated[
     str, typer.Option("--profile", help="Latency profile; default: LLaDA on H100 (published).")
 ]
@@ -114,6 +117,8 @@ def simulate(
     instances: Instances = "16xtp1",
     budget: Budget = 8192,
     cache: Cache = "dual",
+    plan_policy: PlanPolicy = "blockserve",
+    plan_tokens: PlanTokens = PLAN_TOKENS,
     profile: ProfileFile = "",
     overhead: Overhead = 1.0,
     lookup: Lookup = "smoothed",
@@ -152,6 +157,7 @@ def simulate(
         check_plot(plot)
     options = SimulateOptions(
         policy=policy, threshold=threshold, instances=instances, budget=budget, cache=cache,
+        plan_policy=plan_policy, plan_tokens=plan_tokens,
         profile=profile, overhead=overhead, lookup=lookup, rate=rate, trace=trace,
         average_day=average_day, speed=speed, requests=requests, sizes=sizes, prompt=prompt,
         output=output, slo_s=slo,

@@ -29,6 +29,7 @@ from dilaserve_bench.twin.workload import (
     poisson,
     replayed,
 )
+from dilaserve_gpu_worker.engine.plan_policy import PLAN_TOKENS, PlanPolicyName
 from dilaserve_scheduler.core import CoreSettings
 from dilaserve_scheduler.core.policy import Policy
 from dilaserve_scheduler.policies import PolicyOptions, build_policy
@@ -56,6 +57,8 @@ class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
     instances: str = "16xtp1"
     budget: int = 8192
     cache: CacheMode = "dual"
+    plan_policy: PlanPolicyName = "blockserve"
+    plan_tokens: int = PLAN_TOKENS
     profile: str = ""
     overhead: float = 1.0
     lookup: Literal["smoothed", "ceil"] = "smoothed"
@@ -105,6 +108,8 @@ def make_plan(options: SimulateOptions, environ: Mapping[str, str]) -> Plan:
         max_batch_tokens=options.budget,
         n_kv_tokens=2 * options.budget,
         cache_mode=options.cache,
+        plan_policy=options.plan_policy,
+        plan_tokens=options.plan_tokens,
         lookup=options.lookup,
         lock_step=options.run_ahead == 1,
     )

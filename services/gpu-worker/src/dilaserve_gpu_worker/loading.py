@@ -15,6 +15,7 @@ from dilaserve.messages import InstanceInfo
 from dilaserve_gpu_worker.device import choose_device, choose_dtype
 from dilaserve_gpu_worker.engine.engine import Engine
 from dilaserve_gpu_worker.engine.kv_pool import kv_tokens_that_fit
+from dilaserve_gpu_worker.engine.plan_policy import build_plan_policy
 from dilaserve_gpu_worker.models.model import Model
 from dilaserve_gpu_worker.parallel import Ranks, launch_ranks
 from dilaserve_gpu_worker.settings import WorkerSettings
@@ -64,6 +65,7 @@ def load_engine(
         n_kv_tokens=n_kv_tokens,
         max_batch_tokens=settings.max_batch_tokens,
         attention=settings.attention,
+        plan_policy=build_plan_policy(settings.plan_policy, n_tokens=settings.plan_tokens),
         share=ranks.share if ranks else None,
     )
     name = settings.worker_name or re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())

@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from dilaserve.messages import CacheMode
 from dilaserve.settings import AT_LEAST_ONE, NOT_NEGATIVE, CommonSettings
+from dilaserve_gpu_worker.engine.plan_policy import PLAN_TOKENS, PlanPolicyName
 
 
 class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
@@ -34,6 +35,14 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
     ] = "auto"
     max_batch_tokens: Annotated[int, "most tokens computed in one forward pass", AT_LEAST_ONE] = (
         8192
+    )
+    plan_policy: Annotated[
+        PlanPolicyName,
+        "which rows make up a pass. blockserve: all that fit; sangam: recomputes only as far as a "
+        "deficit budget goes; static: a baseline, the next batch waits for the slowest of this one",
+    ] = "blockserve"
+    plan_tokens: Annotated[int, "plan policy sangam: tokens of a pass on average", AT_LEAST_ONE] = (
+        PLAN_TOKENS
     )
     kv_tokens: Annotated[
         int, "size of the KV pool in tokens; 0: sized from free memory", NOT_NEGATIVE
