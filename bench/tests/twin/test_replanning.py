@@ -196,7 +196,7 @@ def small(**changes: object) -> SimulateOptions:
 
 
 def test_the_real_planner_takes_low_degrees_under_load() -> None:
-    plan = make_plan(small(start_s=2.0), {})
+    plan = make_plan(small(start_up="16/8+0"), {})
     run = Simulation(plan.scenario, plan.workloads(0), 0, timer=lambda: 0.0).run()
     assert {served.outcome for served in run.served} == {"done"}
     change = next(each for each in run.plans if each.verdict == "change")
@@ -211,7 +211,8 @@ def test_the_real_planner_takes_low_degrees_under_load() -> None:
         ({"nodes": "1x4"}, "have 4 GPUs"),
         ({"nodes": "four"}, "4x8"),
         ({"source": "model"}, "recorded steps"),
-        ({"load_gb_per_s": 0.0}, "load-gb-per-s"),
+        ({"start_up": "16/0+20"}, "16/2"),
+        ({"start_up": "soon"}, "16/2"),
         ({"replan_every_s": 0.0}, "replan-every"),
     ],
 )

@@ -33,7 +33,7 @@ OVERHEAD = 1.594
 """The step overhead that `calibration` fits; planner and twin both have it."""
 EVERY = 2
 """Every other of the day's 24 windows: 12."""
-ROUNDS = (Round(30.0, 300, 8), Round(75.0, 900, 3))
+ROUNDS = (Round(20.0, 150, 6), Round(60.0, 500, 2))
 QUICK_S, QUICK_EVERY = 3.0, 12
 QUICK_ROUNDS = (Round(1.0, 1, 2),)
 

@@ -53,9 +53,6 @@ def _ranges(options: SimulateOptions) -> Iterator[_Range]:
     yield "horizon", options.horizon_s, 0.0, math.inf, True, "600"
     yield "replan-every", options.replan_every_s, 0.0, HUGE, True, "300"
     yield "min-gain", options.min_gain, 0.0, HUGE, False, "0.1"
-    yield "weights-gb", options.weights_gb, 0.0, HUGE, False, "16"
-    yield "load-gb-per-s", options.load_gb_per_s, 0.0, HUGE, True, "2"
-    yield "start-s", options.start_s, 0.0, HUGE, False, "20"
     yield "predictor-error", options.predictor_error, -math.inf, WORST_WMAPE, False, "0.193"
 
 

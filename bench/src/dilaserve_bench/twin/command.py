@@ -98,10 +98,12 @@ Nodes = Annotated[
     str, typer.Option(help="GPUs of the nodes, as in 4x4; default: nodes of 4, or a single one.")
 ]
 MinGain = Annotated[float, typer.Option(help="What a change of the mix has to bring, as a share.")]
-WeightsGb = Annotated[float, typer.Option(help="Read when an instance is launched.")]
-LoadGbPerS = Annotated[float, typer.Option("--load-gb-per-s", help="How fast they are read.")]
-StartS = Annotated[
-    float, typer.Option("--start-s", help="What launching an instance takes beside that.")
+StartUpTime = Annotated[
+    str,
+    typer.Option(
+        "--start-up",
+        help="What launching an instance takes: GB of weights / GB read a second + seconds.",
+    ),
 ]
 Seeds = Annotated[int, typer.Option(min=1, help="How many seeds, from --first-seed.")]
 FirstSeed = Annotated[int, typer.Option(help="The first of them.")]
@@ -144,9 +146,7 @@ def simulate(
     replan_every: ReplanEvery = 300.0,
     nodes: Nodes = "",
     min_gain: MinGain = 0.1,
-    weights_gb: WeightsGb = 16.0,
-    load_gb_per_s: LoadGbPerS = 2.0,
-    start_s: StartS = 20.0,
+    start_up: StartUpTime = "16/2+20",
     seeds: Seeds = 1,
     first_seed: FirstSeed = 0,
     as_json: AsJson = False,
@@ -160,12 +160,10 @@ def simulate(
         plan_policy=plan_policy, plan_tokens=plan_tokens,
         profile=profile, overhead=overhead, lookup=lookup, rate=rate, trace=trace,
         average_day=average_day, speed=speed, requests=requests, sizes=sizes, prompt=prompt,
-        output=output, slo_s=slo,
-        source=source, steps=steps, model=model, problems=problems, threads=threads,
-        predictor_error=predictor_error, run_ahead=run_ahead,
-        faults=tuple(fault), horizon_s=horizon,
-        replan=replan, replan_every_s=replan_every, nodes=nodes, min_gain=min_gain,
-        weights_gb=weights_gb, load_gb_per_s=load_gb_per_s, start_s=start_s,
+        output=output, slo_s=slo, source=source, steps=steps, model=model, problems=problems,
+        threads=threads, predictor_error=predictor_error, run_ahead=run_ahead,
+        faults=tuple(fault), horizon_s=horizon, replan=replan, replan_every_s=replan_every,
+        nodes=nodes, min_gain=min_gain, start_up=start_up,
     )  # fmt: skip
     _show(_run(options, range(first_seed, first_seed + seeds)), as_json=as_json, plot=plot)
 

@@ -86,9 +86,7 @@ class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
     replan_every_s: float = 300.0
     nodes: str = ""
     min_gain: float = 0.1
-    weights_gb: float = 16.0
-    load_gb_per_s: float = 2.0
-    start_s: float = 20.0
+    start_up: str = "16/2+20"
 
 
 @dataclass(frozen=True)

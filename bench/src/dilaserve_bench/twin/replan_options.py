@@ -12,7 +12,7 @@ from dilaserve_bench.twin.cluster import ClusterSpec
 from dilaserve_bench.twin.options import SimulateOptions
 from dilaserve_bench.twin.replanning import Replanner, ReplanSpec
 from dilaserve_bench.twin.simulation import Replan
-from dilaserve_bench.twin.starting import StartUp
+from dilaserve_bench.twin.starting import parse_start_up
 from dilaserve_reconfigurator.decision import Costs
 from dilaserve_reconfigurator.paces import load_paces
 from dilaserve_reconfigurator.planner import PlannerOptions
@@ -32,11 +32,7 @@ def make_replan(
     if options.source == "model":
         raise DiLaServeError("--replan needs recorded steps; leave out --source model")
     nodes = _nodes(options.nodes, spec.n_gpus)
-    start_up = StartUp(
-        weights_gb=options.weights_gb,
-        gb_per_s=options.load_gb_per_s,
-        other_s=options.start_s,
-    )
+    start_up = parse_start_up(options.start_up)
     planner = PlannerOptions(
         profiles=profiles,
         paces=load_paces(steps),

@@ -130,16 +130,7 @@ class Simulation:
             send=self.scheduler.send if scenario.replan is None else self._heard,
             observer=self.measured,
         )
-        self.clients = Clients(
-            workload,
-            timeline=self.timeline,
-            store=self.store,
-            submit=self.scheduler.send if scenario.replan is None else self._submitted,
-            block_length=spec.block_length,
-            ignore_eos=scenario.ignore_eos,
-            tell_s=spec.store_s + spec.bus_s,
-            judge=scenario.judge,
-        )
+        self.clients = self._gather(workload)
         self.replanner: Replanner | None = None
         if scenario.replan is not None:
             hands = VirtualHands(self.cluster)
@@ -174,6 +165,19 @@ class Simulation:
             is_complete=self.clients.all_ended(),
             configurations=planner.gpus.course if planner is not None else (),
             plans=planner.notes() if planner is not None else (),
+        )
+
+    def _gather(self, workload: Workload) -> Clients:
+        scenario, spec = self._scenario, self._scenario.cluster
+        return Clients(
+            workload,
+            timeline=self.timeline,
+            store=self.store,
+            submit=self.scheduler.send if scenario.replan is None else self._submitted,
+            block_length=spec.block_length,
+            ignore_eos=scenario.ignore_eos,
+            tell_s=spec.store_s + spec.bus_s,
+            judge=scenario.judge,
         )
 
     # --- what the scheduler sends (scheduler.Outside) ------------------------------------------

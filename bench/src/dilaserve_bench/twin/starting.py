@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
-__all__ = ["StartUp"]
+from dilaserve.errors import DiLaServeError
+
+__all__ = ["StartUp", "parse_start_up"]
+
+_NUMBER = r"(\d+(?:\.\d+)?)"
+_WRITTEN = re.compile(rf"{_NUMBER}/{_NUMBER}\+{_NUMBER}")
 
 
 class StartUp(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,3 +29,15 @@ class StartUp(msgspec.Struct, frozen=True, kw_only=True):
     def seconds(self) -> float:
         """From the command to the first heartbeat."""
         return self.other_s + self.weights_gb / self.gb_per_s
+
+
+def parse_start_up(text: str) -> StartUp:
+    """GB / GB a second + seconds, as in 16/2+20. Raises DiLaServeError."""
+    found = _WRITTEN.fullmatch(text.replace(" ", ""))
+    if found is None or float(found[2]) == 0.0:
+        raise DiLaServeError(
+            f"--start-up {text!r} is not GB of weights / GB a second + seconds; write for example "
+            "16/2+20"
+        )
+    weights_gb, gb_per_s, other_s = map(float, found.groups())
+    return StartUp(weights_gb=weights_gb, gb_per_s=gb_per_s, other_s=other_s)
