@@ -186,6 +186,10 @@ class ConfidenceStats(msgspec.Struct, frozen=True, kw_only=True):
     q75: float
 
 
+NOTHING_COMPUTED = ConfidenceStats(min=0.0, q25=0.0, median=0.0, mean=0.0, q75=0.0)
+"""Before the first step."""
+
+
 class StepItemResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one step did to one request, after the store has answered its commit."""
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dilaserve.messages import ConfidenceStats, StepQuestion
+from dilaserve.messages import NOTHING_COMPUTED, StepQuestion
 from dilaserve.recording import RecordedStep
 
 __all__ = [
@@ -51,8 +51,6 @@ FULL_UNMASK_PROGRESS = FEATURES.index("full_unmask_progress")
 THRESHOLD = FEATURES.index("confidence_threshold")
 OUTPUT_LENGTH = FEATURES.index("output_length")
 
-_NOTHING_COMPUTED = ConfidenceStats(min=0.0, q25=0.0, median=0.0, mean=0.0, q75=0.0)
-
 
 def feature_matrix(states: Sequence[StepQuestion], thresholds: Sequence[float]) -> Floats:
     """(states × thresholds, 11): for each state one row per candidate threshold, in their order."""
@@ -73,7 +71,7 @@ def state_before(run: Sequence[RecordedStep]) -> StepQuestion:
         n_unmasked=0,
         block=0,
         n_block_masked=min(first.block_length, first.n_output),
-        confidence=_NOTHING_COMPUTED,
+        confidence=NOTHING_COMPUTED,
     )
 
 

@@ -86,6 +86,7 @@ class SchedulerSettings(CommonSettings, frozen=True, kw_only=True):
             slo_s=self.slo_ms / 1000,
             profiles=load_profiles(Path(self.profile)) if self.profile else None,
             overhead=self.overhead or None,
+            is_guess=True,
             margin=self.margin,
             delivery_s=self.delivery_ms / 1000,
             refresh_tokens=self.refresh_tokens or PolicyOptions().refresh_tokens,

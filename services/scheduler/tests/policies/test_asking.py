@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dilaserve.messages import PredictSteps, StepsPredicted
+from dilaserve.messages import NOTHING_COMPUTED, PredictSteps, StepsPredicted
 from dilaserve_scheduler.core.policy import Inquire
 from dilaserve_scheduler.policies.asking import MAX_BATCH, Asking
 
@@ -77,6 +77,17 @@ def test_a_question_is_bounded_and_the_ended_are_left_out() -> None:
     asking.answered(said())
     asking.forget(requests[-1])
     assert len(query(asking.questions(0.0)).questions) == 9
+
+
+def test_who_has_just_come_is_asked_about_without_confidences() -> None:
+    asking, request, gone = Asking((0.9,), 4), make_request(), make_request("gone")
+    for each in (request, gone):
+        asking.arrived(each)
+    asking.forget(gone)
+    (question,) = query(asking.questions(0.0)).questions
+    assert (question.request_id, question.step, question.n_unmasked) == ("r", 0, 0)
+    assert question.confidence == NOTHING_COMPUTED
+    assert asking.questions(9.0) == []
 
 
 def test_the_predictor_may_say_how_often_to_ask() -> None:

@@ -128,11 +128,73 @@ def test_predictions_are_asked_for_and_taken_with_the_progress_they_were_made_fo
     assert isinstance(inquiry.query, PredictSteps)
     asked = answer(request, [8, 24], [8, 24])
     stage.step(0.0, request, n_new=2)
-    assert stage.policy.told(0.0, asked) == ()
+    assert stage.policy.told(0.0, asked) == []
     # 24 steps were left of 8 tokens, 18 are of 6: 180 ms, of 160 that are left then
     assert stage.step(0.04, request, n_new=0) == [Retune(request, 0.5)]
     stage.policy.told(0.0, answer(make_request("gone"), [1, 1], [1, 1]))
     stage.policy.told(0.0, "something else")
+
+
+def arrivals_asked_about(stage: Stage, now: float) -> list[str]:
+    inquiries = [each for each in stage.policy.tick(now) if isinstance(each, Inquire)]
+    queries = [each.query for each in inquiries if isinstance(each.query, PredictSteps)]
+    return [question.request_id for query in queries for question in query.questions]
+
+
+def test_of_an_unknown_model_the_first_to_arrive_are_asked_about() -> None:
+    """Half a step a token and one are assumed; the predictor says a fourth and a half of that."""
+    stage = Stage(is_guess=True)
+    request = stage.start(slo_s=0.1)
+    assert request.threshold == 0.5  # 8 steps of 10 ms, where 0.9 would need 16
+    assert arrivals_asked_about(stage, 0.0) == ["r"]
+    assert stage.policy.told(0.0, answer(request, [2, 8], [3, 9])) == [Retune(request, 0.9)]
+    (instance,) = stage.instances
+    del instance.requests["r"]
+    assert stage.start("next", slo_s=0.1).threshold == 0.9  # as was said of the first
+    assert arrivals_asked_about(Stage(), 0.0) == []
+
+
+def test_who_waits_for_the_store_is_not_retuned_but_at_its_first_step() -> None:
+    stage = Stage(is_guess=True)
+    request = stage.start(slo_s=0.1)
+    arrivals_asked_about(stage, 0.0)
+    request.state = "submitting"
+    assert stage.policy.told(0.0, answer(request, [2, 8], [3, 9])) == []
+    request.state = "running"
+    assert stage.step(0.0, request) == [Retune(request, 0.9)]
+
+
+def test_one_that_has_run_meanwhile_is_not_asked_about_as_if_it_had_just_come() -> None:
+    stage = Stage(is_guess=True)
+    request = stage.start()
+    advance(request, 2)
+    assert arrivals_asked_about(stage, 0.0) == []
+
+
+def test_once_enough_was_seen_nobody_is_asked_about_at_arrival() -> None:
+    """What ends early is learned as what it took in all: two steps for 16 tokens."""
+    stage = Stage(is_guess=True)
+    (instance,) = stage.instances
+    for n in range(150):
+        request = stage.start(f"r{n}")
+        stage.step(0.0, request, n_new=2)
+        request.step += 1  # the last step, which is in no result of those that go on
+        stage.policy.ended(0.0, request, finished=True)
+        instance.requests.clear()
+        instance.n_tokens = 0
+        stage.policy.load_changed(0.0, instance)
+    stage.policy.tick(0.0)
+    assert stage.policy._habits.steps_per_token[1] == pytest.approx(2 / 16, rel=0.3)
+    stage.start("last")
+    assert arrivals_asked_about(stage, 0.0) == []
+
+
+def test_whose_last_step_was_reported_leaves_nothing_behind() -> None:
+    stage = Stage()
+    request = stage.start()
+    stage.policy.ended(0.0, request, finished=True)
+    stage.policy.stepped(0.0, stage.instances[0], result(stage.instances[0], request), [])
+    assert stage.policy._habits._courses == {}
 
 
 def test_a_quality_floor_holds_and_may_lie_between_candidates() -> None:

@@ -45,6 +45,38 @@ def test_slow_requests_at_low_thresholds_do_not_make_these_look_slow() -> None:
     assert low < 0.62 * high
 
 
+def test_a_guess_is_forgotten_sooner_than_what_was_measured() -> None:
+    learned = []
+    for is_guess in (False, True):
+        habits = Habits((0.9,), {0.9: 1.0}, is_guess=is_guess)
+        for n in range(8):
+            serve(habits, f"r{n}", 0.9, n_steps=8, n_new=8)
+        habits.learn()
+        learned += habits.steps_per_token
+    assert learned[0] == pytest.approx(0.8, abs=0.03)
+    assert learned[1] == pytest.approx(0.35, abs=0.05)
+
+
+def test_a_predictors_word_replaces_the_guess_and_is_averaged() -> None:
+    habits = Habits((0.5, 0.9), {0.5: 0.2, 0.9: 0.4}, is_guess=True)
+    habits.foretold([3.2, 6.4], 32)
+    assert habits.steps_per_token == pytest.approx([0.1, 0.2])
+    habits.foretold([9.6, 19.2], 32)
+    assert habits.steps_per_token == pytest.approx([0.2, 0.4])
+    assert habits.is_new
+
+
+def test_what_an_early_end_makes_unneeded_came_with_the_steps_that_were_run() -> None:
+    habits = Habits((0.9,), {0.9: 0.5}, is_guess=True)
+    for n in range(200):
+        habits.observe(f"r{n}", 0.9, 4)
+        habits.complete(f"r{n}", 0.9, n_steps=2, n_tokens=32)
+        habits.ended(f"r{n}", finished=True)
+        habits.learn()
+    assert habits.steps_per_token == pytest.approx([2 / 32], rel=0.5)  # and not 1 / 4
+    assert not habits.is_new
+
+
 def test_what_did_not_end_is_not_learned() -> None:
     habits = Habits((0.9,), {0.9: 0.4})
     for n in range(100):

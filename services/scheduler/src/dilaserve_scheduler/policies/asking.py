@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from dilaserve.messages import (
+    NOTHING_COMPUTED,
     ConfidenceStats,
     PredictSteps,
     StepItemResult,
@@ -44,6 +45,10 @@ class Asking:
         """By model, by request."""
         self._until: dict[str, float] = {}
 
+    def arrived(self, request: Request) -> None:
+        """A request has come, of which nothing is known but its length."""
+        self._due_of(request)[request.request_id] = request, NOTHING_COMPUTED
+
     def stepped(self, request: Request, confidence: ConfidenceStats) -> None:
         """A step of the request left these confidences."""
         if self._is_due(request):
@@ -76,17 +81,19 @@ class Asking:
     def questions(self, now: float) -> list[Inquire]:
         """What to ask now; at most one question per model."""
         return [
-            self._ask(now, model_id, self._take(due))
+            self._ask(now, model_id, batch)
             for model_id, due in self._due.items()
-            if due and self._until.get(model_id, 0.0) <= now
+            if due and self._until.get(model_id, 0.0) <= now and (batch := self._take(due))
         ]
 
     def _take(self, due: dict[str, tuple[Request, ConfidenceStats]]) -> list[StepQuestion]:
         batch = []
         for request, confidence in list(islice(due.values(), MAX_BATCH)):
+            del due[request.request_id]
+            if confidence is NOTHING_COMPUTED and request.step:
+                continue  # it has run meanwhile, and is due again soon
             batch.append(_question(request, confidence))
             self._asked_at[request.request_id] = request.n_unmasked
-            del due[request.request_id]
         return batch
 
     def _due_of(self, request: Request) -> dict[str, tuple[Request, ConfidenceStats]]:

@@ -71,7 +71,9 @@ class Dilaserve(Policy):
     def __init__(self, options: PolicyOptions) -> None:
         self._options = options
         self._thresholds = np.array(options.thresholds)
-        self._habits = Habits(options.thresholds, options.steps_per_token)
+        self._habits = Habits(
+            options.thresholds, options.steps_per_token, is_guess=options.is_guess
+        )
         self._pricing = Pricing(options.profiles, options.overhead)
         self._ledger = Ledger(len(options.thresholds))
         self._fastest = Fastest()
@@ -132,28 +134,44 @@ class Dilaserve(Policy):
         self._ledger.progressed(courses)
         self._asking.passed(requests, result.items)
         decisions: list[Decision] = [*self._asking.questions(now)]
-        for course, k in zip(courses, self._choose(now, courses, instance), strict=True):
-            if k != course.current:
-                course.current = k
-                decisions.append(Retune(course.request, self._value(course.request, k)))
+        decisions += self._retuned(now, courses, instance)
         hopeless = self._find_hopeless(now, courses, instance)
         decisions += [Shelve(course.request) for course in hopeless]
         return decisions
 
-    def told(self, now: float, answer: object) -> tuple[()]:
-        """Predictions have come; they count from the next step on."""
-        if isinstance(answer, StepsPredicted):
-            self._asking.answered(answer)
-            for each in answer.answers:
-                course = self._ledger.courses.get(each.request_id)
-                if course is not None:
-                    self._predicted(course, each)
-        return ()
+    def told(self, now: float, answer: object) -> list[Retune]:
+        """Predictions have come. They count from the next step on; of those who have not run yet,
+        from the first."""
+        if not isinstance(answer, StepsPredicted):
+            return []
+        self._asking.answered(answer)
+        retuned: list[Retune] = []
+        for each in answer.answers:
+            course = self._ledger.courses.get(each.request_id)
+            if course is None:
+                continue
+            self._predicted(course, each)
+            if each.step == 0:
+                self._habits.foretold(each.p50, course.request.n_output)
+                if course.request.placed:
+                    retuned += self._retuned(now, [course], course.request.instance)
+        return retuned
 
     def _predicted(self, course: Course, answer: StepAnswer) -> None:
         request = course.request
         left = request.n_output - self._asking.n_unmasked(request.request_id)
         self._ledger.predict(course, answer.p50, answer.upper, left)
+
+    def _retuned(
+        self, now: float, courses: Sequence[Course], instance: Instance | None
+    ) -> list[Retune]:
+        """Those of an instance whose thresholds are others than they were."""
+        retuned = []
+        for course, k in zip(courses, self._choose(now, courses, instance), strict=True):
+            if k != course.current:
+                course.current = k
+                retuned.append(Retune(course.request, self._value(course.request, k)))
+        return retuned
 
     def _choose(
         self, now: float, courses: Sequence[Course], instance: Instance | None
@@ -226,7 +244,8 @@ class Dilaserve(Policy):
         self._control_at = now + CONTROL_S
         self._habits.learn()
         given_up = [Requeue(request) for request in self._load.control(now)]
-        return [*given_up, *self._load.limits()]
+        arrivals = self._asking.questions(now) if self._habits.is_new else []
+        return [*given_up, *self._load.limits(), *arrivals]
 
     # --- what is known -------------------------------------------------------------------------
 
@@ -251,13 +270,16 @@ class Dilaserve(Policy):
             floor=self._floor(request),
         )
         self._ledger.start_by[course.slot] -= self._load.least_service_s(course)
+        if self._habits.is_new and not request.step:
+            self._asking.arrived(request)
         return course
 
     def _learn(self, instance: Instance, result: StepResult) -> None:
         self._pricing.observe(tp_degree(instance), result.n_tokens, result.latency_ms / 1000)
         n_recomputes = result.n_rebuilds
         for item in result.items:
-            self._habits.observe(item.request_id, item.threshold, item.n_new)
+            if item.request_id in self._ledger.courses:
+                self._habits.observe(item.request_id, item.threshold, item.n_new)
             n_recomputes += item.kind == "recompute"
         n_rows = len(result.items) + result.n_rebuilds
         if n_rows:
@@ -342,6 +364,13 @@ class Dilaserve(Policy):
         """Learn the pace, and forget it."""
         if finished:
             self._pace.finished(now, request)
+        if finished and self._options.is_guess:
+            self._habits.complete(
+                request.request_id,
+                request.threshold,
+                n_steps=request.step,
+                n_tokens=request.n_output,
+            )
         self._habits.ended(request.request_id, finished=finished)
         self._ledger.remove(request)
         self._asking.forget(request)

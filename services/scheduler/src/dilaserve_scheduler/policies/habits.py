@@ -12,7 +12,12 @@ from collections.abc import Mapping, Sequence
 __all__ = ["Habits", "interpolate"]
 
 PRIOR_TOKENS = 2048.0
-"""Tokens that what was assumed weighs as much as, for each threshold and for the model at large."""
+"""Tokens seen that weigh as much as what was assumed of this very model, for each threshold and for
+the model at large."""
+GUESS_TOKENS = 256.0
+"""The same of what was assumed for want of anything better."""
+ENOUGH_TOKENS = 2048.0
+"""Tokens seen from which on a model is known."""
 PRIOR_STEPS = 4.0
 """Steps that the belief that a request is like the others weighs as much as."""
 
@@ -24,7 +29,17 @@ class Habits:
     slow: so each request counts relative to its own pace.
     """
 
-    def __init__(self, thresholds: Sequence[float], assumed: Mapping[float, float]) -> None:
+    def __init__(
+        self,
+        thresholds: Sequence[float],
+        assumed: Mapping[float, float],
+        *,
+        is_guess: bool = False,
+    ) -> None:
+        """`is_guess`: whether `assumed` is of another model, for all that is known."""
+        self._prior = GUESS_TOKENS if is_guess else PRIOR_TOKENS
+        self._is_guess = is_guess
+        self._n_foretold = 0
         self._index = {threshold: k for k, threshold in enumerate(thresholds)}
         self._assumed = [interpolate(assumed, threshold) for threshold in thresholds]
         self._courses: dict[str, tuple[list[int], list[int]]] = {}
@@ -40,13 +55,33 @@ class Habits:
         """A step at this threshold unmasked so many tokens of a request."""
         k = self._index.get(threshold)
         if k is not None:
-            course = self._courses.get(request_id)
-            if course is None:
-                zeros = [0] * len(self._assumed)
-                course = self._courses[request_id] = (zeros, list(zeros))
-            steps, tokens = course
+            steps, tokens = self._course(request_id)
             steps[k] += 1
             tokens[k] += n_new
+
+    def complete(self, request_id: str, threshold: float, *, n_steps: int, n_tokens: int) -> None:
+        """A request has ended after so many steps: those not observed were run at this threshold,
+        and made so many tokens of output unneeded, or unmasked them."""
+        k = self._index.get(threshold)
+        if k is not None:
+            steps, tokens = self._course(request_id)
+            steps[k] += n_steps - sum(steps)
+            tokens[k] += n_tokens - sum(tokens)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing is known of the model but a guess, and little was seen of it yet."""
+        return self._is_guess and sum(self._n_tokens) < ENOUGH_TOKENS
+
+    def foretold(self, steps: Sequence[float], n_tokens: float) -> None:
+        """What a predictor says of a request that has just come, by candidate: the mean of such
+        words is assumed instead of the guess."""
+        self._n_foretold += 1
+        self._assumed = [
+            before + (each / n_tokens - before) / self._n_foretold
+            for before, each in zip(self._assumed, steps, strict=True)
+        ]
+        self.learn()
 
     def ended(self, request_id: str, *, finished: bool) -> None:
         """Learn from a request, if it was served to its end."""
@@ -65,12 +100,12 @@ class Habits:
     def learn(self) -> None:
         """Bring the table up to date."""
         self._relative = [
-            (steps + PRIOR_TOKENS * assumed) / (tokens + PRIOR_TOKENS)
+            (steps + self._prior * assumed) / (tokens + self._prior)
             for steps, tokens, assumed in zip(
                 self._n_steps, self._n_tokens, self._assumed, strict=True
             )
         ]
-        prior = PRIOR_TOKENS * sum(self._assumed) / len(self._assumed)
+        prior = self._prior * sum(self._assumed) / len(self._assumed)
         scale = (self._total_steps + prior) / (self._total_expected + prior)
         self.steps_per_token = [scale * each for each in self._relative]
 
@@ -81,6 +116,14 @@ class Habits:
             min(max(each * n_tokens, float(n_blocks)), max(n_tokens, 1.0))
             for each in self.steps_per_token
         ]
+
+    def _course(self, request_id: str) -> tuple[list[int], list[int]]:
+        """Steps and tokens so far, by candidate."""
+        course = self._courses.get(request_id)
+        if course is None:
+            zeros = [0] * len(self._assumed)
+            course = self._courses[request_id] = (zeros, list(zeros))
+        return course
 
 
 def interpolate(table: Mapping[float, float], x: float) -> float:

@@ -38,6 +38,9 @@ class PolicyOptions:
         default_factory=lambda: dict(GSM8K_STEPS_PER_TOKEN)
     )
     """By threshold, before any steps were seen."""
+    is_guess: bool = False
+    """Whether that is of another model, for all that is known. Then `dilaserve` forgets it sooner,
+    and first of all asks a predictor about those who arrive."""
     accuracy: Mapping[float, float] = field(default_factory=lambda: dict(GSM8K_ACCURACY))
     """By threshold, for policies that weigh it."""
     margin: float = 0.9

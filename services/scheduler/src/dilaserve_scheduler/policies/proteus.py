@@ -53,7 +53,8 @@ class Proteus(Infaas):
         """Learn what passes and steps are like."""
         self._pricing.observe(tp_degree(instance), result.n_tokens, result.latency_ms / 1000)
         for item in result.items:
-            self._habits.observe(item.request_id, item.threshold, item.n_new)
+            if item.request_id in self._fixed:
+                self._habits.observe(item.request_id, item.threshold, item.n_new)
         return ()
 
     def wake_at(self) -> float | None:

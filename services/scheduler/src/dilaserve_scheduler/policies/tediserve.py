@@ -101,9 +101,9 @@ class Tediserve(Policy):
         """Age the predictions, ask for new ones, and look at thresholds that may have changed."""
         self._pricing.observe(tp_degree(instance), result.n_tokens, result.latency_ms / 1000)
         for item in result.items:
-            self._habits.observe(item.request_id, item.threshold, item.n_new)
             plan = self._plans.get(item.request_id)
             if plan is not None:
+                self._habits.observe(item.request_id, item.threshold, item.n_new)
                 plan.steps = [steps - 1.0 for steps in plan.steps]
                 if self._options.refresh_tokens:
                     self._asking.stepped(plan.request, item.confidence)
