@@ -5,7 +5,7 @@ import torch
 
 from dilaserve.errors import SettingsError
 from dilaserve_gpu_worker.attention import attention_backend
-from dilaserve_gpu_worker.device import choose_device, choose_dtype
+from dilaserve_gpu_worker.device import choose_device, choose_dtype, default_dtype
 
 
 def test_auto_is_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,3 +34,11 @@ def test_types() -> None:
 def test_an_unknown_attention_backend() -> None:
     with pytest.raises(SettingsError, match="'flesh' is unknown; use auto, sdpa"):
         attention_backend("flesh")
+
+
+def test_a_gpu_computes_in_16_bits() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda:0")
+    assert default_dtype(cpu, torch.bfloat16) is torch.float32
+    assert default_dtype(gpu, torch.bfloat16) is torch.bfloat16
+    assert default_dtype(gpu, torch.float16) is torch.float16
+    assert default_dtype(gpu, torch.float32) is torch.bfloat16

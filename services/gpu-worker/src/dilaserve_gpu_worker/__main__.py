@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack, nullcontext
 from functools import partial
 
+import torch
 import uvloop
 
 from dilaserve.bus.nats import connect_nats
@@ -24,7 +25,7 @@ from dilaserve.store.redis import connect_redis
 from dilaserve.telemetry import Telemetry
 from dilaserve_gpu_worker.engine.engine import Engine
 from dilaserve_gpu_worker.engine.types import EngineLostError
-from dilaserve_gpu_worker.loading import load_engine, start_ranks, use_cores
+from dilaserve_gpu_worker.loading import graphs_of, load_engine, start_ranks, use_cores
 from dilaserve_gpu_worker.parallel import Ranks
 from dilaserve_gpu_worker.service import WorkerService
 from dilaserve_gpu_worker.settings import WorkerSettings
@@ -67,9 +68,11 @@ async def _serve(
             service="gpu-worker", service_id=info.instance_id, settings=settings
         )
         stack.callback(telemetry.close)
+        graphs = graphs_of(settings, torch.device(info.device), engine.attention)
         log.info(
-            "model %s on %s, tensor parallelism %d, cache %s, attention %s",
-            *(info.model_id, info.device, info.tp_degree, info.cache_mode, engine.attention),
+            "model %s on %s, tensor parallelism %d, cache %s, attention %s, CUDA graphs %s",
+            *(info.model_id, info.device, info.tp_degree, info.cache_mode),
+            *(engine.attention, graphs.words),
         )
         bus = await connect_nats(
             settings.nats_url,

@@ -27,7 +27,14 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str) -> torch.dtype | None:
-    """The torch type called `name`; None for `auto`, see weights.load_model."""
+    """The torch type called `name`; None for `auto`, see `default_dtype`."""
     if name != "auto" and name not in _DTYPES:
         raise SettingsError(f"dtype {name!r} is unknown; use auto, {', '.join(_DTYPES)}")
     return _DTYPES.get(name)
+
+
+def default_dtype(device: torch.device, stored: torch.dtype) -> torch.dtype:
+    """fp32 on a CPU; elsewhere 16 bits: as the checkpoint stores them, or else bf16."""
+    if device.type == "cpu":
+        return torch.float32
+    return stored if stored.itemsize == 2 else torch.bfloat16

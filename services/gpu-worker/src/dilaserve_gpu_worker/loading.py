@@ -12,16 +12,18 @@ import torch
 
 from dilaserve.errors import SettingsError
 from dilaserve.messages import InstanceInfo
+from dilaserve_gpu_worker.attention import choose_attention
 from dilaserve_gpu_worker.device import choose_device, choose_dtype
 from dilaserve_gpu_worker.engine.engine import Engine
-from dilaserve_gpu_worker.engine.kv_pool import kv_tokens_that_fit
+from dilaserve_gpu_worker.engine.memory import LargestPass, kv_tokens_that_fit
 from dilaserve_gpu_worker.engine.plan_policy import build_plan_policy
 from dilaserve_gpu_worker.models.model import Model
 from dilaserve_gpu_worker.parallel import Ranks, launch_ranks
 from dilaserve_gpu_worker.settings import WorkerSettings
+from dilaserve_gpu_worker.speedups import GraphsChoice, choose_graphs
 from dilaserve_gpu_worker.weights import load_model, read_config, shard_config, weights_hash
 
-__all__ = ["load_engine", "start_ranks", "use_cores"]
+__all__ = ["graphs_of", "load_engine", "start_ranks", "use_cores"]
 
 
 def start_ranks(settings: WorkerSettings) -> Ranks | None:
@@ -40,6 +42,10 @@ def start_ranks(settings: WorkerSettings) -> Ranks | None:
         cache_mode=settings.cache_mode,
         mask_id=config.mask_id,
         attention=settings.attention,
+        cuda_graphs=settings.cuda_graphs,
+        block_length=settings.block_length,
+        max_batch_tokens=settings.max_batch_tokens,
+        kv_tokens=settings.kv_tokens,
     )
 
 
@@ -56,7 +62,9 @@ def load_engine(
         dtype=choose_dtype(settings.dtype),
         peers=ranks.peers if ranks else None,
     )
-    n_kv_tokens = _n_kv_tokens(settings, model)
+    attention = choose_attention(settings.attention, model.config, model.device, model.dtype)
+    graphs = graphs_of(settings, model.device, attention)
+    n_kv_tokens = _n_kv_tokens(settings, model, attention, graphs)
     if ranks is not None:
         n_kv_tokens = ranks.join(n_kv_tokens)
     engine = Engine(
@@ -64,7 +72,8 @@ def load_engine(
         cache_mode=settings.cache_mode,
         n_kv_tokens=n_kv_tokens,
         max_batch_tokens=settings.max_batch_tokens,
-        attention=settings.attention,
+        attention=attention,
+        graphs=graphs.options(model.device, settings.block_length),
         plan_policy=build_plan_policy(settings.plan_policy, n_tokens=settings.plan_tokens),
         share=ranks.share if ranks else None,
     )
@@ -101,7 +110,21 @@ def use_cores(cores: str) -> None:
         ) from error
 
 
-def _n_kv_tokens(settings: WorkerSettings, model: Model) -> int:
+def graphs_of(settings: WorkerSettings, device: torch.device, attention: str) -> GraphsChoice:
+    """Whether the instance has CUDA graphs, with its attention backend. Raises SettingsError."""
+    return choose_graphs(
+        settings.cuda_graphs,
+        device=device,
+        cache_mode=settings.cache_mode,
+        attention=attention,
+        tp_degree=settings.tp_degree,
+    )
+
+
+def _n_kv_tokens(
+    settings: WorkerSettings, model: Model, attention: str, graphs: GraphsChoice
+) -> int:
     if settings.cache_mode == "none":
         return 0
-    return settings.kv_tokens or kv_tokens_that_fit(model)
+    largest = LargestPass(settings.max_batch_tokens, settings.block_length, attention, graphs.is_on)
+    return settings.kv_tokens or kv_tokens_that_fit(model, largest)

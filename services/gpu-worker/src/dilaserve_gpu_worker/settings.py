@@ -33,6 +33,11 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
         "attention backend; auto: on a GPU in 16 bits the first of flash_attn, torch_paged and "
         "torch_varlen that works there, else sdpa",
     ] = "auto"
+    cuda_graphs: Annotated[
+        Literal["auto", "on", "off"],
+        "replay passes made of cache steps alone as CUDA graphs; auto: on one GPU, where the "
+        "attention backend can be captured",
+    ] = "auto"
     max_batch_tokens: Annotated[int, "most tokens computed in one forward pass", AT_LEAST_ONE] = (
         8192
     )

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dilaserve.errors import ModelFolderError
 from dilaserve_gpu_worker.checkpoint import Checkpoint, weights_hash
+from dilaserve_gpu_worker.device import default_dtype
 from dilaserve_gpu_worker.model_config import read_config
 from dilaserve_gpu_worker.models.config import ModelConfig
 from dilaserve_gpu_worker.models.dream import Dream
@@ -32,7 +33,7 @@ def load_model(
     peers: Peers | None = None,
 ) -> Model:
     """Load the model of a folder, or the slice of it that is this rank's among `peers`: no more is
-    ever copied out of the mapped files. `dtype` None: fp32 on a CPU, elsewhere as stored.
+    ever copied out of the mapped files. `dtype` None: see device.default_dtype.
 
     Raises ModelFolderError for a missing file, shard or tensor, a wrong shape, an unknown
     model_type or architecture, a missing mask_token_id, or sizes that the ranks do not divide.
@@ -42,8 +43,7 @@ def load_model(
     device = torch.device(device)
     shard = shard_config(config, peers.degree)
     with Checkpoint(folder) as checkpoint:
-        if dtype is None:
-            dtype = torch.float32 if device.type == "cpu" else checkpoint.dtype
+        dtype = dtype or default_dtype(device, checkpoint.dtype)
         source = _Source(checkpoint, device, dtype, peers)
         if config.model_type == "Dream":
             return Dream(shard, _dream_weights(source, config), peers)

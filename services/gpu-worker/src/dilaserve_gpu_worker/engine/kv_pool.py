@@ -6,20 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import psutil  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 
 from dilaserve_gpu_worker.models.config import ModelConfig
-from dilaserve_gpu_worker.models.model import Model
 
 PAGE_TOKENS = 32
-GPU_SHARE = 0.8
-"""Of the memory that is free after loading; the rest is for activations and logits."""
-CPU_SHARE = 0.1
-"""Of the memory that is free after loading: other processes live on the machine, too."""
-CPU_FULL_SEQUENCES = 64
-"""On a CPU the pool need not hold more sequences of full length than this."""
 
 
 class PageAllocator:
@@ -81,18 +73,3 @@ def slots_of(pages: Sequence[int], n_tokens: int) -> npt.NDArray[np.int64]:
     """Pool slot of each of the `n_tokens` positions of a request that owns `pages`."""
     first = np.asarray(pages, dtype=np.int64)[:, None] * PAGE_TOKENS
     return (first + np.arange(PAGE_TOKENS)).reshape(-1)[:n_tokens]
-
-
-def kv_tokens_that_fit(model: Model) -> int:
-    """Size of the pool by the memory that is free now, with the model loaded."""
-    n_bytes = kv_bytes_per_token(model.config, model.dtype)
-    if model.device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(model.device)
-        return int(GPU_SHARE * free) // n_bytes
-    fits = int(CPU_SHARE * psutil.virtual_memory().available) // n_bytes
-    return min(fits, CPU_FULL_SEQUENCES * model.config.max_sequence_length)
-
-
-def kv_bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of KV pool per token, for sizing the pool by memory."""
-    return 2 * config.n_layers * config.n_kv_heads * config.head_dim * dtype.itemsize

@@ -38,6 +38,11 @@ class Model(Protocol):
         """Type of activations, keys and values."""
         ...
 
+    def apart(self) -> Model:
+        """The same on its own: it computes as much as among its ranks, but without them, and so
+        nothing of worth. For trials of what a pass takes."""
+        ...
+
     def hidden(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         """Last hidden states TD, before the final norm. Positions count from 0 in a request."""
         ...

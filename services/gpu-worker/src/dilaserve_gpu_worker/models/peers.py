@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -39,3 +40,19 @@ class Alone:
     def gather(self, x_NV: Tensor) -> Tensor:
         """It is all there is."""
         return x_NV
+
+
+class Apart:
+    """One of several ranks that does without the others: sizes are right, values are not."""
+
+    def __init__(self, rank: int, degree: int) -> None:
+        self.rank = rank
+        self.degree = degree
+
+    def reduce(self, x: Tensor) -> Tensor:
+        """As if the others had nothing."""
+        return x
+
+    def gather(self, x_NV: Tensor) -> Tensor:
+        """As if the others had the same."""
+        return torch.cat([x_NV] * self.degree, dim=-1)

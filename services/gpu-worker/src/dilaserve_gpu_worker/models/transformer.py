@@ -24,7 +24,7 @@ from dilaserve_gpu_worker.models.parts import (
     rotary_tables,
     rotate,
 )
-from dilaserve_gpu_worker.models.peers import Peers
+from dilaserve_gpu_worker.models.peers import Apart, Peers
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,11 @@ class Transformer(ABC):
     def dtype(self) -> torch.dtype:
         """Type of activations, keys and values."""
         return self._weights.embedding_VD.dtype
+
+    def apart(self) -> Transformer:
+        """See Model."""
+        peers = Apart(self._peers.rank, self._peers.degree)
+        return type(self)(self.config, self._weights, peers)
 
     def hidden(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         """Last hidden states TD, before the final norm. Positions count from 0 within a request."""

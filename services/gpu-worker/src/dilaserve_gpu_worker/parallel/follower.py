@@ -15,11 +15,11 @@ import msgspec
 import torch
 
 from dilaserve.errors import DiLaServeError
-from dilaserve_gpu_worker.attention import attention_backend, choose_attention
+from dilaserve_gpu_worker.attention import choose_attention
 from dilaserve_gpu_worker.device import choose_dtype
-from dilaserve_gpu_worker.engine.kv_pool import PAGE_TOKENS, KVPool, kv_tokens_that_fit
-from dilaserve_gpu_worker.engine.runner import Runner
-from dilaserve_gpu_worker.models.model import Model
+from dilaserve_gpu_worker.engine.kv_pool import PAGE_TOKENS
+from dilaserve_gpu_worker.engine.memory import LargestPass, kv_tokens_that_fit
+from dilaserve_gpu_worker.engine.runner import make_runner
 from dilaserve_gpu_worker.parallel.frames import (
     Loaded,
     RankSpec,
@@ -29,6 +29,7 @@ from dilaserve_gpu_worker.parallel.frames import (
     write_frame,
 )
 from dilaserve_gpu_worker.parallel.group import GroupPeers
+from dilaserve_gpu_worker.speedups import choose_graphs
 from dilaserve_gpu_worker.weights import load_model
 
 
@@ -57,22 +58,30 @@ def _serve(orders: IO[bytes], answers: IO[bytes]) -> None:
     model = load_model(
         Path(spec.folder), device=device, dtype=choose_dtype(spec.dtype), peers=peers
     )
-    write_frame(answers, Loaded(n_kv_tokens=kv_tokens_that_fit(model)))
+    attention = choose_attention(spec.attention, model.config, device, model.dtype)
+    graphs = choose_graphs(
+        spec.cuda_graphs,
+        device=device,
+        cache_mode=spec.cache_mode,
+        attention=attention,
+        tp_degree=spec.degree,
+    )
+    largest = LargestPass(spec.max_batch_tokens, spec.block_length, attention, graphs.is_on)
+    n_kv_tokens = spec.kv_tokens or kv_tokens_that_fit(model, largest)
+    write_frame(answers, Loaded(n_kv_tokens=n_kv_tokens))
     if (data := read_frame(orders)) is None:
         return
-    runner = _runner(spec, model, msgspec.msgpack.decode(data, type=Start).n_kv_tokens)
+    n_pages = msgspec.msgpack.decode(data, type=Start).n_kv_tokens // PAGE_TOKENS
+    runner = make_runner(
+        model,
+        None if spec.cache_mode == "none" else n_pages,
+        attention,
+        mask_id=spec.mask_id,
+        graphs=graphs.options(device, spec.block_length),
+    )
     peers.join(spec.port)
     while (data := read_frame(orders)) is not None:
         runner.forward(unpack_batch(msgspec.msgpack.decode(data, type=bytes)))
-
-
-def _runner(spec: RankSpec, model: Model, n_kv_tokens: int) -> Runner:
-    pool = None
-    if spec.cache_mode != "none":
-        n_pages = n_kv_tokens // PAGE_TOKENS
-        pool = KVPool(model.config, n_pages, device=model.device, dtype=model.dtype)
-    attention = choose_attention(spec.attention, model.config, model.device, model.dtype)
-    return Runner(model, pool, attention_backend(attention), mask_id=spec.mask_id)
 
 
 if __name__ == "__main__":

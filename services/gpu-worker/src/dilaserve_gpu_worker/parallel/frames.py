@@ -15,6 +15,7 @@ from dilaserve.messages import CacheMode
 from dilaserve_gpu_worker.attention import Run
 from dilaserve_gpu_worker.engine.batch import Batch
 from dilaserve_gpu_worker.engine.sequence import Ints
+from dilaserve_gpu_worker.speedups import AutoOnOff
 
 _LENGTH = struct.Struct("<I")
 
@@ -33,6 +34,11 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     cache_mode: CacheMode
     attention: str
+    cuda_graphs: AutoOnOff
+    block_length: int
+    max_batch_tokens: int
+    kv_tokens: int
+    """0: as many as fit."""
     mask_id: int
 
 

@@ -29,6 +29,7 @@ from dilaserve_gpu_worker.parallel.frames import (
     write_frame,
 )
 from dilaserve_gpu_worker.parallel.group import LOOPBACK, GroupPeers
+from dilaserve_gpu_worker.speedups import AutoOnOff
 
 END_TIMEOUT_S = 5.0
 
@@ -125,6 +126,10 @@ def launch_ranks(
     cache_mode: CacheMode,
     mask_id: int,
     attention: str = "auto",
+    cuda_graphs: AutoOnOff = "off",
+    block_length: int = 32,
+    max_batch_tokens: int = 8192,
+    kv_tokens: int = 0,
 ) -> Ranks:
     """Start ranks 1 to `degree` - 1, which begin to load. `device` is that of rank 0; the others
     take the CUDA devices behind it. Raises SettingsError when there are not enough of them.
@@ -143,6 +148,10 @@ def launch_ranks(
             threads=threads,
             cache_mode=cache_mode,
             attention=attention,
+            cuda_graphs=cuda_graphs,
+            block_length=block_length,
+            max_batch_tokens=max_batch_tokens,
+            kv_tokens=kv_tokens,
             mask_id=mask_id,
         )
         ranks.append(_start(spec))

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from dilaserve.errors import SettingsError
+from dilaserve_gpu_worker.loading import load_engine
+from dilaserve_gpu_worker.settings import WorkerSettings
+from dilaserve_gpu_worker.speedups import choose_graphs
+
+GPU = torch.device("cuda:0")
+
+
+def choice(setting: Any, **changed: Any) -> Any:
+    given: dict[str, Any] = {
+        "device": GPU, "cache_mode": "dual", "attention": "torch_varlen", "tp_degree": 1
+    }  # fmt: skip
+    return choose_graphs(setting, **given | changed)
+
+
+def test_graphs_are_on_where_they_can_be() -> None:
+    assert choice("auto").is_on
+    assert choice("on", tp_degree=4).is_on
+    assert choice("auto", cache_mode="prefix").is_on
+    assert not choice("off").is_on
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"device": torch.device("cpu")}, "off (the device is cpu)"),
+        ({"cache_mode": "none"}, "off (without a cache there are no cache steps)"),
+        ({"attention": "sdpa"}, "off (the calls of attention backend sdpa follow each pass)"),
+    ],
+)
+def test_where_they_cannot_be_it_is_said(changed: dict[str, Any], words: str) -> None:
+    assert choice("auto", **changed).words == words
+    assert not choice("auto", **changed).is_on
+    with pytest.raises(SettingsError, match="DILASERVE_CUDA_GRAPHS=on cannot be: "):
+        choice("on", **changed)
+
+
+def test_over_several_ranks_they_are_asked_for() -> None:
+    assert choice("auto", tp_degree=2).words.startswith("off (collectives in graphs are not")
+
+
+def test_no_graphs_on_a_cpu(make_folder: Any) -> None:
+    folder = str(make_folder())
+    engine, _ = load_engine(WorkerSettings(model=folder, kv_tokens=64))
+    assert engine.attention == "sdpa"
+    with pytest.raises(SettingsError, match="the device is cpu; use auto or off"):
+        load_engine(WorkerSettings(model=folder, kv_tokens=64, cuda_graphs="on"))
