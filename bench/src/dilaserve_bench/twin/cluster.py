@@ -193,6 +193,11 @@ class Cluster:
         else:
             self._timeline.after(0.0, lambda _: then())
 
+    def id_of(self, number: int) -> str | None:
+        """The instance id of an instance that is there."""
+        worker = self._workers[number]
+        return None if worker is None else worker.info.instance_id
+
     def command(self, sent: Send) -> None:
         """A command arrives."""
         worker = self._by_id.get(sent.instance_id)

@@ -158,6 +158,7 @@ class Replanner:
         if execution.phase == "done":
             self._planner.changed(self._timeline.now, self._record)
         self._execution = self._record = None
+        self._hands.settle()
         self._bury()
         if self._is_overdue:
             self._is_overdue = False
@@ -203,6 +204,7 @@ class Replanner:
         self.gpus.take(self._timeline.now, _name(number), wanted.slot)
 
     def _up(self, number: int, attempt: int) -> None:
+        self._hands.settle()
         self.gpus.serve(self._timeline.now, _name(number))
         self._happened(Up(attempt))
 

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dilaserve.messages import Admitted, Cancelled, Refused
+from dilaserve.plan_messages import Drained, NotDrained
 from dilaserve_bench.twin.store import TwinStore
 from dilaserve_bench.twin.timeline import Timeline
 from dilaserve_scheduler.core import Core, CoreSettings
 from dilaserve_scheduler.core.effects import (
     Admit,
+    AnswerDrain,
     Ask,
     Effect,
     Fail,
@@ -62,6 +64,10 @@ class Outside(Protocol):
 
     def reply(self, answer: Admitted | Refused | Cancelled) -> None:
         """For the client of a request."""
+        ...
+
+    def drained(self, answer: Drained | NotDrained) -> None:
+        """For the planner."""
         ...
 
     def moving(self, call: Reassign) -> None:
@@ -123,6 +129,7 @@ class VirtualScheduler:
         self._carry_out: dict[type, Callable[[Core, Any], None]] = {
             Send: self._command,
             Reply: self._reply,
+            AnswerDrain: self._answer_drain,
             Admit: self._admit,
             Reassign: self._reassign,
             Fail: self._fail,
@@ -205,6 +212,9 @@ class VirtualScheduler:
 
     def _reply(self, _: Core, effect: Reply) -> None:
         self._timeline.after(self._bus_s, self._outside.reply, effect.answer)
+
+    def _answer_drain(self, _: Core, effect: AnswerDrain) -> None:
+        self._timeline.after(self._bus_s, self._outside.drained, effect.answer)
 
     def _admit(self, core: Core, call: Admit) -> None:
         answer = self._store.admit(call.request_id, term=core.term, owner=call.owner)

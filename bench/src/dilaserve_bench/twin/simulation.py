@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dilaserve.messages import Admitted, Cancelled, Refused, Submit, WorkerEvent
+from dilaserve.plan_messages import Drained, NotDrained
 from dilaserve.profiles import ProfileSet
 from dilaserve_bench.twin.clients import Clients, Judge, Served
 from dilaserve_bench.twin.cluster import Cluster, ClusterSpec, PassSeconds, profiled_seconds
@@ -133,8 +134,10 @@ class Simulation:
         self.clients = self._gather(workload)
         self.replanner: Replanner | None = None
         if scenario.replan is not None:
-            hands = VirtualHands(self.cluster)
-            self.replanner = scenario.replan(spec.degrees, self.timeline, hands)
+            self._hands = VirtualHands(
+                self.cluster, timeline=self.timeline, send=self.scheduler.send
+            )
+            self.replanner = scenario.replan(spec.degrees, self.timeline, self._hands)
 
     def run(self, interrupted: Callable[[], bool] = lambda: False) -> Run:
         """Until every request has ended, no instance is left or comes back, or `interrupted()`
@@ -189,6 +192,10 @@ class Simulation:
     def reply(self, answer: Admitted | Refused | Cancelled) -> None:
         """An answer arrives at a gateway."""
         self.clients.reply(answer)
+
+    def drained(self, answer: Drained | NotDrained) -> None:
+        """An answer arrives at the planner."""
+        self._hands.answered(answer)
 
     def moving(self, call: Reassign) -> None:
         """A request is to change its owner."""
