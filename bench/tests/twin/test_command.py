@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from dilaserve.errors import DiLaServeError
 from dilaserve_bench.twin.command import simulate
 from dilaserve_bench.twin.faults import Fault, parse_fault
+from dilaserve_scheduler.settings import SchedulerSettings
 
 DILASERVE = Path(sys.executable).with_name("dilaserve")
 SMALL = ["--instances", "2xtp1", "--rate", "1.5", "--requests", "20"]
@@ -45,12 +46,17 @@ def answer(*arguments: str) -> dict[str, Any]:
 
 
 def test_report_as_json() -> None:
-    document = answer(*SMALL, "--seeds", "2", "--first-seed", "5", "--threshold", "0.8")
+    fixed = ("--policy", "infaas", "--threshold", "0.8")
+    document = answer(*SMALL, "--seeds", "2", "--first-seed", "5", *fixed)
     assert document["seeds"] == [5, 6]
     assert document["scenario"]["instances"] == "2xtp1"
     assert document["mean_threshold"]["mean"] == pytest.approx(0.8)
     assert [run["n_done"] for run in document["runs"]] == [20, 20]
     assert document["attainment"] == {"mean": 1.0, "ci95": 0.0}
+
+
+def test_the_policy_is_the_one_that_serves() -> None:
+    assert answer(*SMALL)["scenario"]["policy"] == SchedulerSettings().policy
 
 
 def test_report_for_people_and_a_plot(tmp_path: Path) -> None:

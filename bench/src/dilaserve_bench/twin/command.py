@@ -114,7 +114,7 @@ PlotFile = Annotated[
 
 
 def simulate(
-    policy: PolicyName = "infaas",
+    policy: PolicyName = "dilaserve",
     threshold: Threshold = 0.9,
     instances: Instances = "16xtp1",
     budget: Budget = 8192,

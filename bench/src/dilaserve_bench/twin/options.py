@@ -52,7 +52,7 @@ PROBLEM_SEED = 2026
 class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
     """As on the command line, which explains them."""
 
-    policy: str = "infaas"
+    policy: str = "dilaserve"
     threshold: float = 0.9
     instances: str = "16xtp1"
     budget: int = 8192
