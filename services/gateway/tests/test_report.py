@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import random
@@ -165,6 +166,22 @@ async def test_of_one_that_goes_on_or_failed(
         await memory_store.fail(request_id, term=1, error="poison")
         failed = await history_of(http, request_id)
         assert (failed["n_steps"], failed["slo_met"]) == (2, False)
+
+
+async def test_a_stop_string_answers_a_request(http: httpx.AsyncClient, fleet: FakeFleet) -> None:
+    """In the store it is cancelled, so that nobody works on what is behind the stop string."""
+    fleet.step_s = 0.001
+    body = CHAT | {"stop": ["o w"], "slo_ms": 60_000}
+    answer = (await http.post("/v1/chat/completions", json=body)).json()
+    path = f"/v1/requests/{answer['id']}"
+    for _ in range(200):
+        stored = (await http.get(path)).json()
+        if stored["state"] not in ("new", "active"):
+            break
+        await asyncio.sleep(0.01)
+    assert (stored["state"], stored["finish_reason"], stored["error"]) == ("done", "stop", None)
+    assert stored["dilaserve"]["slo_met"] is True
+    assert stored["dilaserve"]["latency_ms"] >= 0
 
 
 def test_nothing_has_no_mean() -> None:

@@ -11,7 +11,7 @@ import httpx
 
 from dilaserve.errors import InvalidRequestError, UnavailableError
 
-__all__ = ["connect_gateway", "model_ids", "stream_chat", "stream_events"]
+__all__ = ["connect_gateway", "model_ids", "stream_chat", "stream_events", "text_of"]
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 120.0
@@ -43,10 +43,13 @@ async def stream_chat(client: httpx.AsyncClient, body: Mapping[str, Any]) -> Asy
     """The text of a chat completion, piece by piece. Raises InvalidRequestError when the gateway
     refuses the request, UnavailableError when it cannot serve it now."""
     async for event in stream_events(client, "/v1/chat/completions", {**body, "stream": True}):
-        for choice in event["choices"]:
-            text = choice["delta"].get("content")
-            if text:
-                yield text
+        if text := text_of(event):
+            yield text
+
+
+def text_of(event: Mapping[str, Any]) -> str:
+    """The piece of text in an event of a chat completion."""
+    return "".join(choice["delta"].get("content") or "" for choice in event["choices"])
 
 
 async def stream_events(

@@ -13,6 +13,8 @@ from dilaserve.store import Store
 
 log = logging.getLogger(__name__)
 
+STOPPED = "stop"
+"""Reason for cancelling a request whose text has come to a stop string: it is answered."""
 ATTEMPTS = 5
 RETRY_DELAY_S = 0.5
 REPLY_TIMEOUT_S = 1.0

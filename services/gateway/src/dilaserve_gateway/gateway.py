@@ -22,7 +22,7 @@ from dilaserve_gateway.admission import Admission
 from dilaserve_gateway.ask import Ask
 from dilaserve_gateway.background import Background
 from dilaserve_gateway.call import Call
-from dilaserve_gateway.cancelling import cancel_request
+from dilaserve_gateway.cancelling import STOPPED, cancel_request
 from dilaserve_gateway.choice import Choice, Update
 from dilaserve_gateway.course import course_report
 from dilaserve_gateway.errors import ApiError, unavailable
@@ -295,7 +295,7 @@ class OpenCall:
             return
         self.to_cancel.discard(update.request_id)
         if self.choices[update.index].is_cut_short:
-            self._gateway.cancel(update.request_id, "stop")
+            self._gateway.cancel(update.request_id, STOPPED)
 
 
 def new_request_id(prefix: str) -> str:

@@ -10,6 +10,7 @@ import msgspec
 
 from dilaserve.store import Store
 from dilaserve.store.records import MASKED, Delta, RequestRecord
+from dilaserve_gateway.cancelling import STOPPED
 from dilaserve_gateway.course import EXTENSION, course_of, course_report
 from dilaserve_gateway.errors import request_not_found
 from dilaserve_gateway.model import ServedModel
@@ -34,9 +35,9 @@ def _history(record: RequestRecord, deltas: list[Delta], model: ServedModel) -> 
         "id": request.request_id,
         "object": "request",
         "model": request.model_id,
-        "state": record.state,
-        "finish_reason": record.finish_reason,
-        "error": record.error or None,
+        "state": "done" if _was_stopped(record) else record.state,
+        "finish_reason": "stop" if _was_stopped(record) else record.finish_reason,
+        "error": None if _was_stopped(record) else record.error or None,
         "arrival_s": request.arrival_s,
         "ended_s": record.ended_s,
         "gateway": request.gateway_id,
@@ -60,9 +61,15 @@ def _report(record: RequestRecord, deltas: list[Delta]) -> dict[str, Any]:
     """The same figures as in the answer, but for the latency: up to the commit of the last token,
     by the store's clock, without its way to the gateway."""
     report = course_report(record.request.level, [course_of(deltas)], latency_s=_latency_s(record))
-    if record.state != "done":
+    if record.state != "done" and not _was_stopped(record):
         report["slo_met"] = False if record.state == "failed" else None
     return report
+
+
+def _was_stopped(record: RequestRecord) -> bool:
+    """Whether a stop string ended it. The gateway finds those, and cancels what is left to do; for
+    whoever asked, the request is answered."""
+    return record.state == "cancelled" and record.error == STOPPED
 
 
 def _latency_s(record: RequestRecord) -> float | None:

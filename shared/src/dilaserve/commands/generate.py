@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from dilaserve.client import connect_gateway, model_ids, stream_chat, stream_events
+from dilaserve.client import connect_gateway, model_ids, stream_events, text_of
 from dilaserve.commands.canvas import Canvas
 from dilaserve.commands.options import GatewayUrl, command_name, gateway_url_or_found
 
@@ -66,9 +66,24 @@ async def _generate(url: str, body: dict[str, Any], watch: bool) -> None:
 
 
 async def _print(client: httpx.AsyncClient, body: dict[str, Any]) -> None:
-    async for text in stream_chat(client, body):
-        typer.echo(text, nl=False)
+    report: dict[str, Any] = {}
+    async for event in stream_events(client, "/v1/chat/completions", body | {"stream": True}):
+        typer.echo(text_of(event), nl=False)
+        report = event.get("dilaserve", report)
     typer.echo()
+    if report:
+        typer.echo(summary(report), err=True)
+
+
+def summary(report: dict[str, Any]) -> str:
+    """One line on what an answer took, of the gateway's report."""
+    steps = ", ".join(f"{n} {kind}" for kind, n in report["steps"].items() if n)
+    text = f"{report['n_steps']} steps ({steps})" if steps else "no step"
+    if report["migrations"]:
+        text += f", {report['migrations']} migrations"
+    if report["latency_ms"] is not None:
+        text += f", {report['latency_ms']:.0f} ms"
+    return text + _used(report)
 
 
 async def _watch(client: httpx.AsyncClient, body: dict[str, Any]) -> None:
@@ -100,7 +115,8 @@ async def _watch(client: httpx.AsyncClient, body: dict[str, Any]) -> None:
 
 def _used(report: dict[str, Any]) -> str:
     """Of the gateway's report, what a user turns."""
-    text = f", mean threshold {report['mean_threshold'] or 0.0:.2f}"
+    mean = report["mean_threshold"]
+    text = "" if mean is None else f", mean threshold {mean:.2f}"
     if report["slo_met"] is not None:
         text += f", SLO of {report['slo_ms']} ms {'met' if report['slo_met'] else 'missed'}"
     return text
