@@ -88,16 +88,19 @@ def test_another_model_is_not_served() -> None:
 
 
 @pytest.mark.parametrize(
-    "limits",
-    [{"max_sequence_length": 100}, {"n_kv_tokens": 100}, {"max_batch_tokens": 100}],
+    ("limits", "name"),
+    [
+        ({"max_sequence_length": 100}, "(the model's length)"),
+        ({"n_kv_tokens": 100}, "(its KV pool, DILASERVE_KV_TOKENS)"),
+        ({"max_batch_tokens": 100}, "(its DILASERVE_MAX_BATCH_TOKENS)"),
+    ],
 )
-def test_what_fits_no_live_instance_is_refused_for_ever(limits: dict[str, int]) -> None:
+def test_what_fits_no_live_instance_is_refused_for_ever(limits: dict[str, int], name: str) -> None:
     driver = Driver()
     driver.up("a-0001", **limits)
     answer = refusal(driver.submit(n_prompt=80))
     assert (answer.code, answer.retry_after_s) == ("never_fits", None)
-    assert "104" in answer.reason
-    assert "100" in answer.reason
+    assert f"are 104, and the largest live instance takes 100 {name}; shorten" in answer.reason
     assert every(driver.submit("s", n_prompt=76), Admit)
 
 

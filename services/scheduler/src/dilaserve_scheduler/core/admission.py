@@ -123,9 +123,10 @@ class Admission:
         n_tokens, largest = event.n_prompt + event.n_output, self._members.largest(event.model_id)
         if n_tokens <= largest:
             return None
+        limit = self._members.limit(event.model_id)
         reason = (
             f"{event.n_prompt} prompt + {event.n_output} output tokens are {n_tokens}, and the "
-            f"largest live instance takes {largest}; shorten the prompt or the output"
+            f"largest live instance takes {largest}{limit}; shorten the prompt or the output"
         )
         return Refused(request_id=event.request_id, reason=reason, code="never_fits")
 

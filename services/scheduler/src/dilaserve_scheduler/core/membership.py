@@ -114,6 +114,12 @@ class Members:
             return self._promised[model_id].largest
         return largest or 0
 
+    def limit(self, model_id: str) -> str:
+        """In brackets, what makes `largest` no larger; empty where no instance is live."""
+        largest = self.largest(model_id)
+        limits = [i.limit for i in self if i.model_id == model_id and i.capacity == largest]
+        return f" ({limits[0]})" if limits else ""
+
     def promise(self, model_id: str, until: float) -> None:
         """An instance of the model is being launched, in the place of one that leaves."""
         self._promised[model_id] = _Promise(until, self.largest(model_id))

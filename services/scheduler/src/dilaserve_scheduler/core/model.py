@@ -60,6 +60,15 @@ class Instance:
         self.token_budget = min(info.max_batch_tokens, info.n_kv_tokens or info.max_batch_tokens)
         self.capacity = min(info.max_sequence_length, self.token_budget)
 
+    @property
+    def limit(self) -> str:
+        """What makes its `capacity` no larger."""
+        if self.info is None or self.capacity == self.info.max_sequence_length:
+            return "the model's length"
+        if self.capacity == self.info.max_batch_tokens:
+            return "its DILASERVE_MAX_BATCH_TOKENS"
+        return "its KV pool, DILASERVE_KV_TOKENS"
+
     def fits(self, request: Request) -> bool:
         """Whether it could run the request if it were empty."""
         return (
