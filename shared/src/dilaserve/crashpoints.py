@@ -15,10 +15,15 @@ CrashPoint = Literal[
     "worker.after_commit",
     "scheduler.after_admit",
     "scheduler.after_reassign",
+    "reconfigurator.wanted",
     "reconfigurator.draining",
     "reconfigurator.stopping",
+    "reconfigurator.stopped",
     "reconfigurator.launching",
+    "reconfigurator.launched",
     "reconfigurator.undoing",
+    "reconfigurator.given_up",
+    "reconfigurator.done",
 ]
 
 

@@ -22,8 +22,8 @@ from dilaserve.process import run_while_open
 from dilaserve.settings import load
 from dilaserve.telemetry import Telemetry
 from dilaserve_reconfigurator.draining import BusDrainer
-from dilaserve_reconfigurator.execution import Patience, Phase
-from dilaserve_reconfigurator.executor import Executor
+from dilaserve_reconfigurator.execution import Patience
+from dilaserve_reconfigurator.executor import Executor, Stage
 from dilaserve_reconfigurator.holding import HoldingPlanner
 from dilaserve_reconfigurator.keeper import Keeper
 from dilaserve_reconfigurator.launching import build_launcher
@@ -37,12 +37,19 @@ from dilaserve_reconfigurator.spare import only
 from dilaserve_reconfigurator.whatif import parse_mix, parse_nodes
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-CRASH_POINTS: dict[Phase, CrashPoint] = {
+CRASH_POINTS: dict[Stage, CrashPoint] = {
+    "wanted": "reconfigurator.wanted",
     "draining": "reconfigurator.draining",
     "stopping": "reconfigurator.stopping",
+    "stopped": "reconfigurator.stopped",
     "launching": "reconfigurator.launching",
+    "launched": "reconfigurator.launched",
     "undoing": "reconfigurator.undoing",
+    "given_up": "reconfigurator.given_up",
+    "done": "reconfigurator.done",
 }
+HOLD_S = 10.0
+"""For so long the scheduler empties an instance without being asked again."""
 
 
 def main() -> None:
@@ -118,13 +125,15 @@ def _keeper(
         BusDrainer(
             bus,
             lambda name: members.id_of(time.monotonic(), name),
-            timeout_s=settings.drain_timeout_s,
+            hold_s=HOLD_S,
         ),
         served_by=served_by,
         new_name=lambda: f"tp-{secrets.token_hex(3)}",
         clock=time.monotonic,
         patience=Patience(drain_s=settings.drain_timeout_s, launch_s=settings.launch_timeout_s),
-        at=lambda phase: crash.reach(CRASH_POINTS[phase]) if phase in CRASH_POINTS else None,
+        nodes=nodes,
+        floor=settings.capacity_floor,
+        at=lambda stage: crash.reach(CRASH_POINTS[stage]) if stage in CRASH_POINTS else None,
     )
     smallest = only(nodes, degrees, degrees[0])
     initial = parse_mix(settings.initial_mix, degrees) if settings.initial_mix else smallest

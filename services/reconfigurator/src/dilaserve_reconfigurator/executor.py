@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from dilaserve.errors import UnavailableError
 from dilaserve_reconfigurator.execution import (
@@ -22,6 +22,7 @@ from dilaserve_reconfigurator.execution import (
     Execution,
     Failed,
     Launch,
+    Lost,
     Patience,
     Phase,
     Resume,
@@ -32,17 +33,25 @@ from dilaserve_reconfigurator.launchers import Launcher, LaunchError
 from dilaserve_reconfigurator.route import Route, find_route
 from dilaserve_reconfigurator.stage2 import Placed, Transition
 
-__all__ = ["Drainer", "Executor", "Report"]
+__all__ = ["Drainer", "Executor", "Report", "Stage"]
+
+DRAIN_EVERY_S = 0.5
+"""How often an instance's emptying is asked for again."""
+
+Stage = Phase | Literal["wanted", "stopped", "launched"]
+"""Moments of a plan by name: its phases; what is wanted is written down; one process has ended; one
+exists and does not serve yet."""
 
 log = logging.getLogger(__name__)
 
 
 class Drainer(Protocol):
     """Empties instances, so that ending them loses nobody's time. Both raise UnavailableError
-    where nobody can."""
+    where nobody can, for now."""
 
-    async def drain(self, name: str) -> None:
-        """Give it nothing more; returns when it holds nothing."""
+    async def drain(self, name: str) -> int:
+        """Give it nothing more; how many requests it still holds. Holds for a while only: whoever
+        wants it says it again, also after it has ended, until its successor serves."""
         ...
 
     async def resume(self, name: str) -> None:
@@ -50,15 +59,19 @@ class Drainer(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """How an execution ended."""
 
     phase: Phase
-    """done or given_up."""
+    """done, given_up or cut_short."""
     reason: str
     lowest: int
-    """Fewest GPUs that served on the way, by plan."""
+    """Fewest GPUs that served on the way."""
+    floor: int
+    """GPUs that were to serve all the time."""
+    pause_s: float
+    """Seconds in which fewer served than that, or none."""
     seconds: float
 
 
@@ -66,7 +79,8 @@ class Executor:
     """Carries transitions out, one at a time.
 
     `served_by(name)` returns once an instance of that name serves; `new_name()` names one to be
-    launched; `at(phase)` is called whenever the execution enters a phase (fault tests).
+    launched; `floor`: GPUs that are to serve all the time; `at(stage)` is called at every stage
+    (fault tests).
     """
 
     def __init__(
@@ -78,7 +92,9 @@ class Executor:
         new_name: Callable[[], str],
         clock: Callable[[], float],
         patience: Patience,
-        at: Callable[[Phase], None] = lambda _: None,
+        nodes: Sequence[int] = (),
+        floor: int = 0,
+        at: Callable[[Stage], None] = lambda _: None,
     ) -> None:
         self._launcher = launcher
         self._drainer = drainer
@@ -86,23 +102,36 @@ class Executor:
         self._new_name = new_name
         self._clock = clock
         self._patience = patience
+        self._nodes = tuple(nodes)
+        self._floor = floor
         self._at = at
 
     async def running(self) -> tuple[Placed, ...]:
         """What runs, as stage 2 takes it."""
         return tuple(Placed(each.name, each.slot) for each in await self._launcher.running())
 
+    def at(self, stage: Stage) -> None:
+        """Whoever drives it is at a stage of its own."""
+        self._at(stage)
+
     async def execute(self, transition: Transition) -> Report:
         """To the end, or to where it has to be given up. Either way the cluster is valid."""
         running = await self.running()
         route = find_route(transition, running)
-        return await self._follow(route, Execution(route, running, self._patience))
+        if not route.keeps(self._floor):
+            floor = f"{self._floor} GPUs are to serve all the time"
+            log.warning("%s, and on the way only %d can; requests may wait", floor, route.lowest)
+        execution = Execution(route, running, self._patience, nodes=self._nodes, floor=self._floor)
+        return await self._follow(route, execution, running)
 
-    async def _follow(self, route: Route, execution: Execution) -> Report:
+    async def _follow(
+        self, route: Route, execution: Execution, running: Sequence[Placed]
+    ) -> Report:
         began = self._clock()
         events: asyncio.Queue[Event] = asyncio.Queue()
         async with asyncio.TaskGroup() as tasks:
             run = _Run(self, events, tasks)
+            run.look_after(running)
             run.carry_out(execution.start(began))
             while not execution.is_over:
                 self._at(execution.phase)
@@ -111,11 +140,19 @@ class Executor:
                 run.carry_out(
                     execution.handle(now, event) if event is not None else execution.tick(now)
                 )
+            self._at(execution.phase)
             run.end()
-        if execution.phase == "given_up":
-            log.warning("gave a plan up: %s", execution.reason)
-        seconds = self._clock() - began
-        return Report(execution.phase, execution.reason, route.lowest, seconds)
+        if execution.reason:
+            log.warning("%s a plan: %s", execution.phase.replace("_", " "), execution.reason)
+        now = self._clock()
+        return Report(
+            phase=execution.phase,
+            reason=execution.reason,
+            lowest=min(route.lowest, execution.capacity.lowest),
+            floor=self._floor,
+            pause_s=execution.capacity.paused_s(now),
+            seconds=now - began,
+        )
 
 
 class _Run:
@@ -126,19 +163,30 @@ class _Run:
     ) -> None:
         self._launcher, self._drainer = executor._launcher, executor._drainer
         self._served_by, self._new_name = executor._served_by, executor._new_name
+        self._at = executor._at
         self._events = events
         self._tasks = tasks
         self._watching: list[asyncio.Task[None]] = []
+        self._draining: dict[str, asyncio.Task[None]] = {}
         self._names: dict[int, str] = {}
+
+    def look_after(self, running: Sequence[Placed]) -> None:
+        """Say so if one of these ends."""
+        for placed in running:
+            self._watch(self._outlive(placed.instance_id))
 
     def carry_out(self, effects: list[Effect]) -> None:
         """Each in a task of its own."""
+        if any(isinstance(effect, Drain) for effect in effects):
+            self._let_go()  # the successors of those before serve
         for effect in effects:
             log.info("%s", effect)
             match effect:
                 case Drain():
-                    self._watch(self._drain(effect.instance_id))
+                    drain = self._drain(effect.instance_id)
+                    self._draining[effect.instance_id] = self._tasks.create_task(drain)
                 case Resume():
+                    self._draining.pop(effect.instance_id).cancel()
                     self._tasks.create_task(self._resume(effect.instance_id))
                 case Stop():
                     self._watch(self._stop(effect.instance_id))
@@ -150,28 +198,44 @@ class _Run:
 
     def end(self) -> None:
         """Nobody waits for anything any more."""
+        self._let_go()
         for task in self._watching:
             task.cancel()
 
     def _watch(self, work: Coroutine[object, object, None]) -> None:
         self._watching.append(self._tasks.create_task(work))
 
+    def _let_go(self) -> None:
+        for task in self._draining.values():
+            task.cancel()
+        self._draining.clear()
+
     async def _drain(self, name: str) -> None:
-        try:
-            await self._drainer.drain(name)
-        except UnavailableError as error:
-            # It says goodbye when it is stopped, and its requests move then.
-            log.warning("%s is stopped without having been emptied: %s", name, error)
-        self._events.put_nowait(Drained(name))
+        """Until it is cancelled: what is not said again is void."""
+        is_told, trouble = False, ""
+        while True:
+            try:
+                is_empty = await self._drainer.drain(name) == 0
+                trouble = ""
+            except UnavailableError as error:
+                is_empty = False
+                if str(error) != trouble:
+                    trouble = str(error)
+                    log.warning("%s cannot be emptied now, trying again: %s", name, trouble)
+            if is_empty and not is_told:
+                is_told = True
+                self._events.put_nowait(Drained(name))
+            await asyncio.sleep(DRAIN_EVERY_S)
 
     async def _resume(self, name: str) -> None:
         try:
             await self._drainer.resume(name)
         except UnavailableError as error:
-            log.warning("%s may get no requests until the scheduler is back: %s", name, error)
+            log.warning("%s gets no requests for a while: %s", name, error)
 
     async def _stop(self, name: str) -> None:
         await self._launcher.stop(name)
+        self._at("stopped")
         self._events.put_nowait(Ended(name))
 
     async def _launch(self, wanted: Launch) -> None:
@@ -181,6 +245,7 @@ class _Run:
         except LaunchError as error:
             self._events.put_nowait(Failed(wanted.attempt, str(error)))
             return
+        self._at("launched")
         ending = asyncio.ensure_future(self._launcher.wait(name))
         serving = asyncio.ensure_future(self._served_by(name))
         try:
@@ -189,11 +254,17 @@ class _Run:
                 await self._launcher.stop(name)
                 reason = f"{name} ended instead of serving: {ending.result()}"
                 self._events.put_nowait(Failed(wanted.attempt, reason))
-            else:
-                self._events.put_nowait(Up(wanted.attempt))
+                return
+            self._events.put_nowait(Up(wanted.attempt, name))
         finally:
             ending.cancel()
             serving.cancel()
+        await self._outlive(name)
+
+    async def _outlive(self, name: str) -> None:
+        why = await self._launcher.wait(name)
+        log.info("%s has ended: %s", name, why)
+        self._events.put_nowait(Lost(name))
 
 
 async def _within(

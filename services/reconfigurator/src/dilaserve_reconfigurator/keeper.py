@@ -50,7 +50,8 @@ class Keeper:
 
     async def keep(self) -> Report | None:
         """Bring about what is wanted. None if it is there. A plan that was under way when the
-        process died is finished by this. One that has to be given up is undone by the next call."""
+        process died is finished by this. One that has to be given up is undone by the next call,
+        one that was cut short by a death is finished by it."""
         running = await self._executor.running()
         wanted = self._wanted
         if _counts(running) == _positive(wanted.counts):
@@ -61,7 +62,7 @@ class Keeper:
         report = await self._executor.execute(transition)
         if report.phase == "done":
             self._want(_Wanted(wanted.counts))
-        elif wanted.before is not None:
+        elif report.phase == "given_up" and wanted.before is not None:
             self._want(_Wanted(wanted.before))
         return report
 
@@ -69,6 +70,7 @@ class Keeper:
         """Want another mix from now on, and bring it about."""
         running = _counts(await self._executor.running())
         self._want(_Wanted(dict(counts), before=running))
+        self._executor.at("wanted")
         return await self.keep()
 
     def _transition(self, running: Sequence[Placed]) -> Transition:

@@ -78,7 +78,14 @@ class ReconfiguratorSettings(CommonSettings, frozen=True, kw_only=True):
     docker_cluster: Annotated[
         str, "tells this cluster's containers from those of others on the same engines"
     ] = "dilaserve"
-    drain_timeout_s: Annotated[float, "how long an instance may take to get empty", POSITIVE] = 60.0
+    drain_timeout_s: Annotated[
+        float,
+        "how long an instance may take to get empty; then it is ended",
+        POSITIVE,
+    ] = 60.0
+    capacity_floor: Annotated[
+        int, "GPUs that serve at any time of a plan, where the nodes have room for it", NOT_NEGATIVE
+    ] = 0
     launch_timeout_s: Annotated[
         float, "how long a worker may take from its launch until it serves", POSITIVE
     ] = 300.0

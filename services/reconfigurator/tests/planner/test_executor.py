@@ -8,13 +8,14 @@ import sys
 import time
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dilaserve.errors import NoRespondersError
 from dilaserve_reconfigurator import stage2
-from dilaserve_reconfigurator.execution import Patience, Phase
-from dilaserve_reconfigurator.executor import Executor, Report
+from dilaserve_reconfigurator.execution import Patience
+from dilaserve_reconfigurator.executor import Executor, Report, Stage
 from dilaserve_reconfigurator.launchers import Launched, Launcher, LaunchError
 from dilaserve_reconfigurator.launchers.process import ProcessLauncher, cpu_environ
 from dilaserve_reconfigurator.planner import place
@@ -33,7 +34,7 @@ class MemoryLauncher:
         """TP degrees that end at once."""
         self.refused: set[int] = set()
         """TP degrees that cannot even be started."""
-        self._ended: dict[str, asyncio.Event] = {}
+        self._ended = {name: asyncio.Event() for name in self.slots}
 
     async def running(self) -> list[Launched]:
         return [Launched(name, slot) for name, slot in sorted(self.slots.items())]
@@ -71,13 +72,14 @@ class Drains:
         self.never = never
         self.absent = absent
         self.draining: set[str] = set()
+        self.asked: list[str] = []
 
-    async def drain(self, name: str) -> None:
+    async def drain(self, name: str) -> int:
         if self.absent:
             raise NoRespondersError("nobody listens")
         self.draining.add(name)
-        if self.never:
-            await asyncio.Event().wait()
+        self.asked.append(name)
+        return int(self.never)
 
     async def resume(self, name: str) -> None:
         self.draining.discard(name)
@@ -89,8 +91,9 @@ def executor(
     *,
     patience: Patience = PATIENCE,
     late: frozenset[str] = frozenset(),
-    phases: list[Phase] | None = None,
+    phases: list[Stage] | None = None,
     prefix: str = "new",
+    **options: Any,
 ) -> Executor:
     """`late`: names that never serve."""
     names = count(1)
@@ -107,6 +110,7 @@ def executor(
         clock=time.monotonic,
         patience=patience,
         at=phases.append if phases is not None else lambda _: None,
+        **options,
     )
 
 
@@ -136,10 +140,17 @@ async def test_mix_changes_and_changes_back() -> None:
 
 
 async def test_phases_are_told() -> None:
-    phases: list[Phase] = []
+    phases: list[Stage] = []
     launcher = MemoryLauncher([2], {1: 2, 2: 0})
     await change(executor(launcher, Drains(), phases=phases), [2], {1: 0, 2: 1})
-    assert list(dict.fromkeys(phases)) == ["draining", "stopping", "launching"]
+    assert list(dict.fromkeys(phases)) == [
+        "draining",
+        "stopping",
+        "stopped",
+        "launching",
+        "launched",
+        "done",
+    ]
 
 
 async def test_launch_that_fails_leaves_what_was_there() -> None:
@@ -167,29 +178,67 @@ async def test_launch_that_is_late_is_ended_and_tried_again() -> None:
     assert list(launcher.slots) == ["new-2"]
 
 
-async def test_instance_that_does_not_get_empty_stays() -> None:
+async def test_instance_that_does_not_get_empty_is_ended() -> None:
     launcher, drains = MemoryLauncher([2], {1: 2, 2: 0}), Drains(never=True)
     ours = executor(launcher, drains, patience=Patience(drain_s=0.1))
     report = await change(ours, [2], {1: 0, 2: 1})
-    assert report.phase == "given_up"
-    assert "did not get empty" in report.reason
-    assert drains.draining == set(), "they get requests again"
-    assert launcher.counts() == {1: 2, 2: 0, 4: 0}
+    assert report.phase == "done"
+    assert launcher.counts() == {1: 0, 2: 1, 4: 0}
+    assert report.lowest == 0
+    assert report.pause_s > 0.0, "nobody served in between"
+
+
+async def test_emptying_is_asked_for_until_the_successor_serves() -> None:
+    """The scheduler forgets it otherwise, and would refuse requests while nobody serves."""
+    launcher, drains = MemoryLauncher([2], {1: 2, 2: 0}), Drains()
+    ours = executor(launcher, drains, patience=Patience(launch_s=2.0), late=frozenset({"new-1"}))
+    await change(ours, [2], {1: 0, 2: 1})
+    assert drains.asked.count("i0") >= 4
+    n_asked = len(drains.asked)
+    await asyncio.sleep(0.6)
+    assert len(drains.asked) == n_asked
+
+
+async def test_death_below_the_floor_resumes_what_was_to_end() -> None:
+    launcher, drains = MemoryLauncher([8], {1: 8, 2: 0, 4: 0}), Drains(never=True)
+    phases: list[Stage] = []
+    ours = executor(launcher, drains, floor=4, phases=phases)
+    task = asyncio.create_task(change(ours, [8], {1: 0, 2: 0, 4: 2}))
+    async with asyncio.timeout(5.0):
+        while not drains.draining:
+            await asyncio.sleep(0.01)
+    staying = next(name for name in launcher.slots if name not in drains.draining)
+    await launcher.stop(staying)
+    report = await task
+    assert report.phase == "cut_short"
+    assert staying in report.reason
+    assert drains.draining == set()
+    assert launcher.counts() == {1: 7, 2: 0, 4: 0}
+
+
+async def test_launch_that_fails_in_one_place_is_tried_in_another() -> None:
+    launcher = MemoryLauncher([4], {1: 2, 2: 0})
+    ours = executor(launcher, Drains(), nodes=[4], late=frozenset({"new-1", "new-2"}))
+    ours._patience = Patience(launch_s=0.1)
+    report = await change(ours, [4], {1: 3, 2: 0})
+    assert report.phase == "done"
+    assert launcher.slots["new-3"] == Slot(0, (3,))
 
 
 async def test_without_a_scheduler_that_drains_instances_say_goodbye() -> None:
     launcher = MemoryLauncher([2], {1: 2, 2: 0})
-    report = await change(executor(launcher, Drains(absent=True)), [2], {1: 0, 2: 1})
+    ours = executor(launcher, Drains(absent=True), patience=Patience(drain_s=0.2))
+    report = await change(ours, [2], {1: 0, 2: 1})
     assert report.phase == "done"
     assert launcher.counts() == {1: 0, 2: 1, 4: 0}
 
 
 @pytest.mark.parametrize("killed_in", ["draining", "stopping", "launching"])
-async def test_cancelled_in_any_phase_its_successor_finishes(killed_in: Phase) -> None:
+async def test_cancelled_in_any_phase_its_successor_finishes(killed_in: Stage) -> None:
     launcher = MemoryLauncher([4], {1: 4, 2: 0})
     reached = asyncio.Event()
 
-    def at(phase: Phase) -> None:
+    def at(phase: Stage) -> None:
         if phase == killed_in:
             reached.set()
 

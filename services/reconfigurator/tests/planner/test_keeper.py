@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dilaserve_reconfigurator.execution import Phase
+from dilaserve_reconfigurator.executor import Stage
 from dilaserve_reconfigurator.keeper import Keeper
 from dilaserve_reconfigurator.snapshot import PlanningError
 
@@ -20,12 +20,15 @@ class KilledError(Exception):
 
 
 def keeper(
-    launcher: MemoryLauncher, folder: Path, *, life: str = "a", dies_in: Phase | None = None
+    launcher: MemoryLauncher, folder: Path, *, life: str = "a", dies_in: Stage | None = None
 ) -> Keeper:
     ours = executor(launcher, Drains(), prefix=life)
 
-    def at(phase: Phase) -> None:
-        if phase == dies_in:
+    deaths: list[Stage] = []
+
+    def at(stage: Stage) -> None:
+        if stage == dies_in and not deaths:
+            deaths.append(stage)
             raise KilledError
 
     ours._at = at
@@ -96,11 +99,13 @@ async def test_repair_that_fails_is_tried_again(tmp_path: Path) -> None:
     assert counts(launcher) == EIGHT
 
 
-@pytest.mark.parametrize("dies_in", ["draining", "stopping", "launching"])
-async def test_killed_in_any_phase_its_next_life_finishes(tmp_path: Path, dies_in: Phase) -> None:
+@pytest.mark.parametrize(
+    "dies_in", ["wanted", "draining", "stopping", "stopped", "launching", "launched", "done"]
+)
+async def test_killed_in_any_phase_its_next_life_finishes(tmp_path: Path, dies_in: Stage) -> None:
     launcher = nobody()
     await keeper(launcher, tmp_path).keep()
-    with pytest.RaisesGroup(KilledError):
+    with pytest.RaisesGroup(KilledError, allow_unwrapped=True, flatten_subgroups=True):
         await keeper(launcher, tmp_path, life="b", dies_in=dies_in).change_to(FOURS)
     again = keeper(launcher, tmp_path, life="c")
     await again.keep()
@@ -108,14 +113,17 @@ async def test_killed_in_any_phase_its_next_life_finishes(tmp_path: Path, dies_i
     assert await again.keep() is None
 
 
-@pytest.mark.parametrize("dies_in", ["draining", "stopping", "launching"])
+@pytest.mark.parametrize(
+    "dies_in",
+    ["wanted", "draining", "stopping", "stopped", "launching", "launched", "undoing", "given_up"],
+)
 async def test_killed_in_a_plan_that_cannot_be_finished_it_goes_back(
-    tmp_path: Path, dies_in: Phase
+    tmp_path: Path, dies_in: Stage
 ) -> None:
     launcher = nobody()
     await keeper(launcher, tmp_path).keep()
     launcher.failing = {4}
-    with pytest.RaisesGroup(KilledError):
+    with pytest.RaisesGroup(KilledError, allow_unwrapped=True, flatten_subgroups=True):
         await keeper(launcher, tmp_path, life="b", dies_in=dies_in).change_to(FOURS)
     for name in [name for name, slot in launcher.slots.items() if slot.tp_degree == 4]:
         await launcher.stop(name)  # the one that was being launched has failed meanwhile
