@@ -18,8 +18,12 @@ from dilaserve_bench.command import bench
 from dilaserve_bench.engine.bare import BareProducts
 from dilaserve_bench.engine.batching import measure_batching
 from dilaserve_bench.engine.feed import Feed, Work, requests_of
+from dilaserve_bench.engine.policies import measure_policies
+from dilaserve_bench.engine.riders import Riders
 from dilaserve_gpu_worker.engine.batch import build_batch
-from dilaserve_gpu_worker.engine.engine import Engine
+from dilaserve_gpu_worker.engine.engine import Engine, Plan
+from dilaserve_gpu_worker.engine.plan_policy import PlanPolicyName, build_plan_policy
+from dilaserve_gpu_worker.engine.runner import Scores
 from dilaserve_gpu_worker.engine.types import BatchOutput
 from dilaserve_gpu_worker.models.model import Model
 from dilaserve_gpu_worker.weights import load_model
@@ -34,8 +38,16 @@ def model() -> Model:
     return load_model(TINY)
 
 
-def new_engine(model: Model, cache_mode: CacheMode = "dual") -> Engine:
-    return Engine(model, cache_mode=cache_mode, n_kv_tokens=1024, max_batch_tokens=1024)
+def new_engine(
+    model: Model, cache_mode: CacheMode = "dual", plan_policy: PlanPolicyName = "blockserve"
+) -> Engine:
+    return Engine(
+        model,
+        cache_mode=cache_mode,
+        n_kv_tokens=1024,
+        max_batch_tokens=1024,
+        plan_policy=build_plan_policy(plan_policy, n_tokens=100),
+    )
 
 
 class Products(TorchDispatchMode):
@@ -98,20 +110,110 @@ def test_batching_compares_the_same_requests(model: Model) -> None:
     def clock() -> float:
         return float(n_passes)
 
-    step = engine.step
+    forward = engine.forward
 
-    def counted() -> BatchOutput | None:
+    def counted(plan: Plan) -> Scores:
         nonlocal n_passes
         n_passes += 1
-        return step()
+        return forward(plan)
 
-    engine.step = counted  # type: ignore[method-assign]
-    found = measure_batching(engine, work, concurrency=2, n_requests=6, n_rounds=1, clock=clock)
+    engine.forward = counted  # type: ignore[method-assign]
+    found = measure_batching(
+        engine, work, cache_mode="dual", concurrency=2, n_requests=6, n_rounds=1, clock=clock
+    )
     assert found.over_static == pytest.approx(found.continuous / found.static)
+    assert found.over_leaving == pytest.approx(found.continuous / found.leaving)
     assert found.over_padded == pytest.approx(found.continuous / found.padded)
-    assert found.continuous > found.static > found.padded
-    assert found.fewer_passes == pytest.approx(found.over_static)  # by this clock
+    assert found.continuous > found.static == found.leaving > found.padded  # by this clock
+    assert found.fewer_passes == pytest.approx(found.over_static)
     assert engine.n_free_kv_tokens == 1024
+
+
+def test_riders_keep_a_static_batch_at_its_size(model: Model) -> None:
+    """And change no token: those that are left decode as they do alone."""
+    work = Work(vocab_size=100, n_prompt=20, outputs=(96, 32, 40), threshold=0.5)
+    alone = texts_of(new_engine(model), work, 3)
+    engine = new_engine(model)
+    seen: list[tuple[int, int]] = []
+    forward, unmask = engine.forward, engine.unmask
+
+    def watched_forward(plan: Plan) -> Scores:
+        widths = {len(row.tokens) for row in plan.rows if row.kind == "cache"}
+        assert widths <= {8, 32}  # the last block of 40 is one of 8
+        seen.append((len(plan.rows), 0))
+        return forward(plan)
+
+    def watched_unmask(plan: Plan, scores: Scores) -> BatchOutput:
+        output = unmask(plan, scores)
+        seen[-1] = seen[-1][0], len(plan.rows)
+        return output
+
+    engine.forward, engine.unmask = watched_forward, watched_unmask  # type: ignore[method-assign]
+    riders = Riders(engine, "dual")
+    feed = Feed(engine, islice(requests_of(work), 3), 3, is_continuous=False)
+    feed.fill()
+    ended: dict[str, list[int]] = {}
+    while feed.n_held:
+        output = riders.step()
+        assert output is not None
+        ended |= {
+            s.request_id: engine.canvas(s.request_id) for s in output.steps if s.finish_reason
+        }
+        feed.drop_finished(output)
+    assert {n for n, _ in seen} == {3}
+    assert {n for _, n in seen} >= {3, 1}
+    assert ended == alone
+    riders.clear()
+    assert riders.step() is None
+
+
+def texts_of(engine: Engine, work: Work, n_requests: int) -> dict[str, list[int]]:
+    texts: dict[str, list[int]] = {}
+    for request in islice(requests_of(work), n_requests):
+        engine.add(request)
+        while engine.step() is not None:
+            pass
+        texts[request.request_id] = engine.canvas(request.request_id)
+        engine.remove(request.request_id)
+    return texts
+
+
+def test_plan_policies_are_compared_on_the_same_requests(model: Model) -> None:
+    """By a clock that counts passes."""
+    work = Work(vocab_size=100, n_prompt=20, outputs=(96, 32, 32, 64), threshold=0.5)
+    policies: tuple[PlanPolicyName, ...] = ("blockserve", "sangam", "static")
+    n_passes = 0
+
+    def counting(engine: Engine) -> Engine:
+        step = engine.step
+
+        def counted() -> BatchOutput | None:
+            nonlocal n_passes
+            n_passes += 1
+            return step()
+
+        engine.step = counted  # type: ignore[method-assign]
+        return engine
+
+    engines = {name: counting(new_engine(model, plan_policy=name)) for name in policies}
+    rows = measure_policies(
+        engines,
+        work,
+        concurrency=3,
+        n_requests=8,
+        n_rounds=1,
+        clock=lambda: float(n_passes),
+    )
+    assert [row.plan_policy for row in rows] == list(policies)
+    blockserve, sangam, static = rows
+    assert all(row.pass_ms == row.pass_p99_ms == 1000 for row in rows)
+    assert blockserve.gap_ms == blockserve.gap_p99_ms == 1000  # nobody ever waits
+    assert blockserve.n_passes < sangam.n_passes  # room for one recompute of two, or in two passes
+    assert blockserve.n_passes < static.n_passes
+    assert blockserve.request_ms < static.request_ms
+    for row in rows:
+        assert row.tokens_per_s == pytest.approx(2 * (96 + 32 + 32 + 64) / row.n_passes)
+    assert all(engine.n_free_kv_tokens == 1024 for engine in engines.values())
 
 
 def test_command_prints_rows_and_what_is_left() -> None:
@@ -133,3 +235,6 @@ def test_command_prints_rows_and_what_is_left() -> None:
         assert row["of_bare"] > 0
     assert {part["operator"] for part in found["left"]["dual 2"]} > {"host", "aten::mul"}
     assert found["batching"]["continuous"] > 0
+    assert [row["plan_policy"] for row in found["plan_policies"]] == [
+        "blockserve", "sangam", "static"
+    ]  # fmt: skip

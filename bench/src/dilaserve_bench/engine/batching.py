@@ -8,7 +8,9 @@ from itertools import islice
 
 import msgspec
 
+from dilaserve.messages import CacheMode
 from dilaserve_bench.engine.feed import Feed, Work, requests_of
+from dilaserve_bench.engine.riders import Riders
 from dilaserve_gpu_worker.engine.engine import Engine
 
 __all__ = ["Batching", "measure_batching"]
@@ -22,76 +24,82 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
     continuous: float
     """Where one request ends, the next one starts."""
     static: float
-    """The next batch starts when the slowest request of this one has ended; those that end early
-    leave it."""
+    """The next batch starts when the slowest request of this one has ended. The batch keeps its
+    size until then: rows of those that have ended are computed in every pass, see Riders."""
+    leaving: float
+    """The same, but those that end early leave their batch: less than any static batch costs."""
     padded: float
-    """Static, and every canvas is as long as the longest, as the reference implementations do."""
+    """The next batch starts when all have ended, and every canvas is as long as the longest, as in
+    the reference implementations."""
     over_static: float
+    over_leaving: float
     over_padded: float
     fewer_passes: float
-    """Passes of static batches by those of continuous ones: the gain over static where a pass
-    takes as long however many rows it has, as small ones do on a GPU."""
+    """Passes of static batches by those of continuous ones: the gain where a pass takes as long
+    however many rows it has, as small ones do on a GPU."""
 
 
 def measure_batching(
     engine: Engine,
     work: Work,
     *,
+    cache_mode: CacheMode,
     concurrency: int,
     n_requests: int,
     n_rounds: int,
     clock: Callable[[], float],
 ) -> Batching:
-    """The same requests in each of the three ways."""
-    longest = max(work.outputs)
+    """The same requests in each of the four ways. `cache_mode`: the engine's."""
+
+    def take(
+        *, is_static: bool = False, riders: Riders | None = None, canvas: int | None = None
+    ) -> tuple[float, int]:
+        requests = islice(requests_of(work, canvas=canvas), n_requests)
+        feed = Feed(engine, requests, concurrency, is_continuous=not is_static)
+        return _take(engine, feed, riders, clock)
+
     rounds = [
         (
-            _take(engine, _feed(engine, work, concurrency, n_requests), clock),
-            _take(engine, _feed(engine, work, concurrency, n_requests, static=True), clock),
-            _take(
-                engine,
-                _feed(engine, work, concurrency, n_requests, static=True, canvas=longest),
-                clock,
-            ),
+            take(),
+            take(is_static=True, riders=Riders(engine, cache_mode)),
+            take(is_static=True),
+            take(is_static=True, canvas=max(work.outputs)),
         )
         for _ in range(n_rounds)
     ]
     n_wanted = sum(work.outputs[number % len(work.outputs)] for number in range(n_requests))
-    continuous, static, padded = (
-        statistics.median(seconds for seconds, _ in way) for way in zip(*rounds, strict=True)
-    )
-    (_, n_continuous), (_, n_static), _ = rounds[0]
+    ways = [[seconds for seconds, _ in way] for way in zip(*rounds, strict=True)]
+    rates = [n_wanted / statistics.median(way) for way in ways]
+    over = [statistics.median(map(_ratio, way, ways[0])) for way in ways]
+    (_, n_continuous), (_, n_static), *_ = rounds[0]
     return Batching(
         concurrency=concurrency,
         n_requests=n_requests,
-        continuous=n_wanted / continuous,
-        static=n_wanted / static,
-        padded=n_wanted / padded,
-        over_static=statistics.median(s / c for (c, _), (s, _), _ in rounds),
-        over_padded=statistics.median(p / c for (c, _), _, (p, _) in rounds),
+        continuous=rates[0],
+        static=rates[1],
+        leaving=rates[2],
+        padded=rates[3],
+        over_static=over[1],
+        over_leaving=over[2],
+        over_padded=over[3],
         fewer_passes=n_static / n_continuous,
     )
 
 
-def _feed(
-    engine: Engine,
-    work: Work,
-    concurrency: int,
-    n_requests: int,
-    *,
-    static: bool = False,
-    canvas: int | None = None,
-) -> Feed:
-    requests = islice(requests_of(work, canvas=canvas), n_requests)
-    return Feed(engine, requests, concurrency, is_continuous=not static)
-
-
-def _take(engine: Engine, feed: Feed, clock: Callable[[], float]) -> tuple[float, int]:
+def _take(
+    engine: Engine, feed: Feed, riders: Riders | None, clock: Callable[[], float]
+) -> tuple[float, int]:
     """Seconds until all are done, and passes."""
     start, n_passes = clock(), 0
     while feed.fill():
-        output = engine.step()
+        output = engine.step() if riders is None else riders.step()
         assert output is not None
         feed.drop_finished(output)
+        if riders is not None and not feed.n_held:
+            riders.clear()
         n_passes += 1
     return clock() - start, n_passes
+
+
+def _ratio(seconds: float, least: float) -> float:
+    return seconds / least

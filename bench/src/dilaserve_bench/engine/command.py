@@ -14,10 +14,12 @@ import typer
 
 from dilaserve.messages import CacheMode
 from dilaserve.model_folder import find_model
+from dilaserve_gpu_worker.engine.plan_policy import PlanPolicyName, build_plan_policy
 
 if TYPE_CHECKING:
     from dilaserve_bench.engine.batching import Batching
     from dilaserve_bench.engine.feed import Work
+    from dilaserve_bench.engine.policies import PolicyRow
     from dilaserve_bench.engine.shares import EngineRow, Left
     from dilaserve_gpu_worker.engine.engine import Engine
     from dilaserve_gpu_worker.models.model import Model
@@ -25,15 +27,21 @@ if TYPE_CHECKING:
 __all__ = ["engine"]
 
 BATCH = 16
-"""Requests at a time when batches are compared."""
+"""Requests at a time when batches and plan policies are compared."""
 PAGE = 32
 
 Modes = Annotated[str, typer.Option(help="Cache modes.")]
 Concurrency = Annotated[str, typer.Option(help="Requests at a time.")]
 Prompt = Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")]
 Output = Annotated[int, typer.Option(min=32, help="Tokens of an output.")]
-Mixed = Annotated[str, typer.Option(help="Outputs when batches are compared; empty: leave it.")]
-Requests = Annotated[int, typer.Option(min=1, help="Requests when batches are compared.")]
+Mixed = Annotated[
+    str, typer.Option(help="Outputs when batches and plan policies are compared; empty: leave it.")
+]
+Requests = Annotated[int, typer.Option(min=1, help="Requests when these are compared.")]
+PlanPolicies = Annotated[str, typer.Option(help="Plan policies to compare; empty: leave it.")]
+PlanTokens = Annotated[
+    int, typer.Option(min=1, help="Plan policy sangam: tokens of a pass on average.")
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 ClockName = Annotated[
@@ -54,6 +62,8 @@ def engine(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each kind.")] = 5,
     mixed: Mixed = "32,256,64,32,128,96,32,64",
     requests: Requests = 64,
+    plan_policies: PlanPolicies = "blockserve,sangam,static",
+    plan_tokens: PlanTokens = 640,
     threads: Annotated[int, typer.Option(min=1, help="Torch threads.")] = 1,
     clock: ClockName = "wall",
     device: Device = "auto",
@@ -72,25 +82,21 @@ def engine(
     loaded = load_model(folder, device=choose_device(device), dtype=choose_dtype(dtype))
     work = Work(loaded.config.vocab_size, prompt, (output,), threshold)
     effort = Effort(passes, rounds, time.process_time if clock == "cpu" else time.perf_counter)
-    rows, left = [], {}
-    for mode in msgspec.convert(modes.split(","), list[CacheMode]):
-        for n in map(int, concurrency.split(",")):
-            sys.stderr.write(f"{mode}, {n} at a time\n")
-            row, its_left = _row(loaded, work, mode, n, effort)
-            rows.append(row)
-            left[f"{mode} {n}"] = its_left
-    batching = None
+    cases = [(mode, int(n)) for mode in modes.split(",") for n in concurrency.split(",")]
+    rows, left = _rows(loaded, work, msgspec.convert(cases, list[tuple[CacheMode, int]]), effort)
+    batching, policies = None, []
     if mixed:
-        sys.stderr.write("continuous and static batches\n")
         outputs = tuple(map(int, mixed.split(",")))
         longer = Work(loaded.config.vocab_size, prompt, outputs, threshold)
         batching = _batching(loaded, longer, requests, effort)
+        policies = _policies(loaded, longer, requests, effort, plan_policies, plan_tokens)
     if as_json:
         found = {"model": folder.name, "device": str(loaded.device), "threads": threads}
-        found["clock"] = clock
-        _print_json({**found, "rows": rows, "batching": batching, "left": left})
+        found |= {"clock": clock, "plan_tokens": plan_tokens}
+        compared = {"batching": batching, "plan_policies": policies}
+        _print_json({**found, "rows": rows, **compared, "left": left})
     else:
-        typer.echo("\n".join(_lines(rows, left, batching)))
+        typer.echo("\n".join([*_lines(rows, left, batching), *_policy_lines(policies)]))
 
 
 class Effort(NamedTuple):
@@ -99,6 +105,18 @@ class Effort(NamedTuple):
     n_passes: int
     n_rounds: int
     clock: Callable[[], float]
+
+
+def _rows(
+    model: Model, work: Work, cases: list[tuple[CacheMode, int]], effort: Effort
+) -> tuple[list[EngineRow], dict[str, list[Left]]]:
+    rows, left = [], {}
+    for mode, n in cases:
+        sys.stderr.write(f"{mode}, {n} at a time\n")
+        row, its_left = _row(model, work, mode, n, effort)
+        rows.append(row)
+        left[f"{mode} {n}"] = its_left
+    return rows, left
 
 
 def _row(
@@ -116,9 +134,28 @@ def _row(
 def _batching(model: Model, work: Work, n_requests: int, effort: Effort) -> Batching:
     from dilaserve_bench.engine.batching import measure_batching
 
-    engine = _engine(model, work, "dual", BATCH)
+    sys.stderr.write("continuous and static batches\n")
     return measure_batching(
-        engine,
+        _engine(model, work, "dual", BATCH),
+        work,
+        cache_mode="dual",
+        concurrency=BATCH,
+        n_requests=n_requests,
+        n_rounds=effort.n_rounds,
+        clock=effort.clock,
+    )
+
+
+def _policies(
+    model: Model, work: Work, n_requests: int, effort: Effort, names: str, n_tokens: int
+) -> list[PolicyRow]:
+    from dilaserve_bench.engine.policies import measure_policies
+
+    wanted = msgspec.convert(names.split(",") if names else [], list[PlanPolicyName])
+    for name in wanted:
+        sys.stderr.write(f"plan policy {name}\n")
+    return measure_policies(
+        {name: _engine(model, work, "dual", BATCH, name, n_tokens) for name in wanted},
         work,
         concurrency=BATCH,
         n_requests=n_requests,
@@ -127,7 +164,14 @@ def _batching(model: Model, work: Work, n_requests: int, effort: Effort) -> Batc
     )
 
 
-def _engine(model: Model, work: Work, mode: CacheMode, concurrency: int) -> Engine:
+def _engine(
+    model: Model,
+    work: Work,
+    mode: CacheMode,
+    concurrency: int,
+    plan_policy: PlanPolicyName = "blockserve",
+    plan_tokens: int = 1,
+) -> Engine:
     """With room for all requests at once."""
     from dilaserve_gpu_worker.engine.engine import Engine as BareEngine
 
@@ -136,6 +180,7 @@ def _engine(model: Model, work: Work, mode: CacheMode, concurrency: int) -> Engi
         cache_mode=mode,
         n_kv_tokens=concurrency * (work.longest + PAGE),
         max_batch_tokens=concurrency * work.longest,
+        plan_policy=build_plan_policy(plan_policy, n_tokens=plan_tokens),
     )
 
 
@@ -159,6 +204,21 @@ def _lines(
         yield (
             f"{batching.concurrency} at a time, mixed lengths: continuous "
             f"{batching.continuous:.0f} tokens/s, {batching.over_static:.2f} x static, "
+            f"{batching.over_leaving:.2f} x static where ended requests leave the batch, "
             f"{batching.over_padded:.2f} x static and padded; {batching.fewer_passes:.2f} x fewer "
             "passes than static"
+        )
+
+
+def _policy_lines(rows: list[PolicyRow]) -> Iterator[str]:
+    if rows:
+        yield (
+            "plan policy  tokens/s  passes  pass ms: mean, p99  gap ms: mean, p99  "
+            "request ms: mean, p99"
+        )
+    for row in rows:
+        yield (
+            f"{row.plan_policy:11}  {row.tokens_per_s:8.0f}  {row.n_passes:6}  "
+            f"{row.pass_ms:9.2f}  {row.pass_p99_ms:8.2f}  {row.gap_ms:8.2f}  "
+            f"{row.gap_p99_ms:8.2f}  {row.request_ms:11.1f}  {row.request_p99_ms:9.1f}"
         )

@@ -71,6 +71,11 @@ class Feed:
         self._is_continuous = is_continuous
         self._held: set[str] = set()
 
+    @property
+    def n_held(self) -> int:
+        """Requests under way."""
+        return len(self._held)
+
     def fill(self) -> bool:
         """Add what may start now; False when nothing is held."""
         if self._is_continuous or not self._held:

@@ -1,0 +1,55 @@
+"""A static batch as most serving systems have it: of fixed shape until its slowest request ends.
+
+Rows of requests that have ended ride along in every pass. The engine knows nothing of it.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+
+from dilaserve.messages import CacheMode
+from dilaserve_gpu_worker.engine.batch import shape_of
+from dilaserve_gpu_worker.engine.engine import Engine, Plan
+from dilaserve_gpu_worker.engine.sequence import Row, Sequence
+from dilaserve_gpu_worker.engine.types import BatchOutput
+
+__all__ = ["Riders"]
+
+
+class Riders:
+    """Runs an engine's passes, and keeps in them who has ended until `clear`.
+
+    A rider computes its last block from its cache, and nothing is made of what comes out. That is
+    the least it can cost: no recompute step, no logits, its own length and not the longest one's.
+    Its pages are the pool's again, so that nobody may be given new ones before `clear`.
+    """
+
+    def __init__(self, engine: Engine, cache_mode: CacheMode) -> None:
+        self._engine = engine
+        self._cache_mode: CacheMode = cache_mode
+        self._rows: list[Row] = []
+
+    def step(self) -> BatchOutput | None:
+        """One pass with all riders in it; None when nobody else may run."""
+        plan = self._engine.plan()
+        if plan is None:
+            return None
+        before = {row.request_id: copy(row.sequence) for row in plan.rows}
+        rows = sorted([*plan.rows, *self._rows], key=shape_of)
+        scores = self._engine.forward(Plan(rows, plan.started_s))
+        output = self._engine.unmask(plan, scores)
+        self._rows += [
+            self._rider(before[step.request_id])
+            for step in output.steps
+            if step.finish_reason is not None
+        ]
+        return output
+
+    def clear(self) -> None:
+        """The batch has ended."""
+        self._rows.clear()
+
+    def _rider(self, sequence: Sequence) -> Row:
+        """The cache row of its last block. `sequence` still has the pages that it had."""
+        sequence.cached_block = sequence.block
+        return sequence.next_row(self._cache_mode)
