@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 
@@ -40,3 +42,11 @@ async def test_a_bus_closed_for_good_ends_the_service() -> None:
     with pytest.raises(BusUnavailableError, match="for good"):
         await run_while_open(serve(), closed)
     await asyncio.wait_for(cancelled.wait(), 5)
+
+
+def test_what_is_there_is_not_looked_at_again() -> None:
+    code = (
+        "import gc; from dilaserve.process import N_YOUNG, collect_rarely; collect_rarely(); "
+        "assert gc.get_freeze_count() > 1000; assert gc.get_threshold()[0] == N_YOUNG"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

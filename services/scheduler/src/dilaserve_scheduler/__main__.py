@@ -16,7 +16,7 @@ import uvloop
 from dilaserve.bus.nats import connect_nats
 from dilaserve.crashpoints import CrashPoints
 from dilaserve.errors import DiLaServeError
-from dilaserve.process import run_while_open
+from dilaserve.process import collect_rarely, run_while_open
 from dilaserve.settings import load
 from dilaserve.store.redis import connect_redis
 from dilaserve.telemetry import Telemetry
@@ -83,6 +83,7 @@ async def _serve(settings: SchedulerSettings, crash: CrashPoints) -> None:
         )
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, service.stop, number.name)
+        collect_rarely()
         await run_while_open(service.run(), closed)
 
 
