@@ -32,6 +32,7 @@ from dilaserve_bench.twin.recorded import StepTable, load_steps
 from dilaserve_bench.twin.report import RunReport, report_run
 from dilaserve_bench.twin.simulation import Run, Scenario, Simulation
 from dilaserve_bench.twin.workload import RequestClass, Workloads, poisson
+from dilaserve_gpu_worker.engine.plan_policy import PLAN_TOKENS, PlanPolicyName
 from dilaserve_scheduler.core.policy import Policy
 from dilaserve_scheduler.policies import POLICIES, PolicyOptions
 
@@ -61,6 +62,9 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     lookup: Literal["smoothed", "ceil"] = "smoothed"
     run_ahead: int | None = None
     predictor_error: float = PUBLISHED_WMAPE
+    plan_policy: PlanPolicyName = "blockserve"
+    plan_tokens: int = PLAN_TOKENS
+    time_gaps: bool = False
     parts: dict[str, Any] = {}
     """Of the policy, as in PolicyOptions, that are not as usual."""
 
@@ -149,6 +153,8 @@ def _scenario(point: Point, policies: Policies, table: StepTable) -> Scenario:
         overhead=point.overhead,
         lookup=point.lookup,
         lock_step=point.run_ahead == 1,
+        plan_policy=point.plan_policy,
+        plan_tokens=point.plan_tokens,
     )
     options = SimulateOptions(predictor_error=point.predictor_error)
     return Scenario(
@@ -158,6 +164,7 @@ def _scenario(point: Point, policies: Policies, table: StepTable) -> Scenario:
         source=lambda workload: recorded_source(table, workload),
         core=core_settings(spec.heartbeat_s, point.run_ahead),
         adviser=lambda workload: stand_in(table, workload, options),
+        time_gaps=point.time_gaps,
     )
 
 

@@ -11,7 +11,7 @@ from dilaserve_bench.twin.worker import VirtualWorker
 from dilaserve_gpu_worker.engine.types import StepOutput
 from dilaserve_scheduler.core.effects import Reassign
 
-__all__ = ["Measurements", "Slot"]
+__all__ = ["Gaps", "Measurements", "Slot"]
 
 
 @dataclass(slots=True)
@@ -23,11 +23,29 @@ class Slot:
     busy_s: float = 0.0
 
 
-class Measurements:
-    """See PassObserver."""
+class Gaps:
+    """How long each cache step let its request wait: from the end of the step before to its own.
+    Those of recompute steps are left out: a request may have waited for an instance before."""
 
-    def __init__(self, timeline: Timeline, *, slot_s: float) -> None:
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._stepped: dict[str, float] = {}
+
+    def note(self, now: float, steps: list[StepOutput]) -> None:
+        """Steps that end now."""
+        stepped = self._stepped
+        for step in steps:
+            if step.kind == "cache":
+                self.seconds.append(now - stepped[step.request_id])
+            stepped[step.request_id] = now
+
+
+class Measurements:
+    """See PassObserver. `gaps`: where they are kept, if anybody wants to know."""
+
+    def __init__(self, timeline: Timeline, *, slot_s: float, gaps: Gaps | None = None) -> None:
         self.slot_s = slot_s
+        self.gaps = gaps
         self.slots: dict[int, Slot] = {}
         """By number, from 0; only those in which a pass ended."""
         self.n_steps = self.n_tokens = 0
@@ -66,6 +84,8 @@ class Measurements:
         slot.n_steps += len(steps)
         slot.threshold_sum += threshold_sum
         slot.busy_s += seconds
+        if self.gaps is not None:
+            self.gaps.note(self._timeline.now, steps)
 
     def moving(self, call: Reassign) -> None:
         """A request is to change its owner."""

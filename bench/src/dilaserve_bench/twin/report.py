@@ -88,6 +88,10 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     n_passes: int
     rows_per_pass: float
     tokens_per_pass: float
+    gap_s: float | None = None
+    """Mean pause before a cache step, from the end of the request's step before to its own; None
+    where it was not timed."""
+    gap_p99_s: float | None = None
     utilisation: float
     """Share of the instances' time spent in passes."""
     virtual_s: float
@@ -144,6 +148,7 @@ def report_run(run: Run) -> RunReport:
     done = [served for served in counted if served.outcome == "done"]
     latencies = sorted(served.latency_s for served in done)
     measured = run.measured
+    gaps = sorted(measured.gaps.seconds) if measured.gaps is not None else []
     return RunReport(
         seed=run.seed,
         is_complete=run.is_complete,
@@ -168,6 +173,8 @@ def report_run(run: Run) -> RunReport:
         n_passes=measured.n_passes,
         rows_per_pass=_ratio(measured.n_rows, measured.n_passes) or 0.0,
         tokens_per_pass=_ratio(measured.n_computed, measured.n_passes) or 0.0,
+        gap_s=_ratio(sum(gaps), len(gaps)),
+        gap_p99_s=quantile(gaps, 0.99),
         utilisation=run.utilisation,
         virtual_s=run.virtual_s,
         n_events=run.n_events,

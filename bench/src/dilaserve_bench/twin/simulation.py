@@ -20,7 +20,7 @@ from dilaserve_bench.twin.cluster import Cluster, ClusterSpec, PassSeconds, prof
 from dilaserve_bench.twin.configurations import Configuration, PlanNote
 from dilaserve_bench.twin.faults import Fault
 from dilaserve_bench.twin.hands import Hands, VirtualHands
-from dilaserve_bench.twin.measure import Measurements
+from dilaserve_bench.twin.measure import Gaps, Measurements
 from dilaserve_bench.twin.scheduler import Adviser, CoreCalls, VirtualScheduler
 from dilaserve_bench.twin.source import StepSource
 from dilaserve_bench.twin.store import TwinStore
@@ -66,6 +66,8 @@ class Scenario:
     """Virtual time at which a run is broken off."""
     slot_s: float | None = None
     """Resolution of what is measured over time; None: a 60th of the arrivals, at least 1 s."""
+    time_gaps: bool = False
+    """Whether to keep how long every cache step let its request wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,8 @@ class Simulation:
         self._source = scenario.source(workload)
         self.timeline = Timeline()
         slot_s = scenario.slot_s or max(workload[-1].at_s / N_SLOTS, 1.0)
-        self.measured = Measurements(self.timeline, slot_s=slot_s)
+        gaps = Gaps() if scenario.time_gaps else None
+        self.measured = Measurements(self.timeline, slot_s=slot_s, gaps=gaps)
         self.store = TwinStore(ended=lambda record: self.clients.ended(record))
         self.scheduler = VirtualScheduler(
             scenario.policy,
