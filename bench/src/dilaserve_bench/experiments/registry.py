@@ -26,6 +26,7 @@ EXPERIMENTS = {
     "deciding": "deciding:EXPERIMENT",
     "live": "live:EXPERIMENT",
     "planning": "planning:EXPERIMENT",
+    "planpolicies": "planpolicies:EXPERIMENT",
     "predictor": "predictor:EXPERIMENT",
     "fig6": "predictor:EXPERIMENT",
     "fig7": "predictor:EXPERIMENT",
