@@ -5,22 +5,46 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from dilaserve.messages import ConfidenceStats, StepKind
 from dilaserve_gpu_worker.engine.confidence import confidence_stats
 from dilaserve_gpu_worker.engine.sequence import Floats, Ints, Row
 from dilaserve_gpu_worker.engine.types import StepOutput
-from dilaserve_gpu_worker.engine.unmask import Bools, Candidates, check_finite, choose, select
+from dilaserve_gpu_worker.engine.unmask import (
+    Bools,
+    Candidates,
+    check_finite,
+    choose_on_device,
+    chosen_of,
+    select,
+)
+from dilaserve_gpu_worker.transfer import fetch
 
 _SEED_BITS = (1 << 64) - 1
 
 
-def note_outlook(rows: Sequence[Row], outlook_K: Tensor) -> None:
-    """Keep the confidences of the positions that the rows only look at, row by row."""
-    if not len(outlook_K):
-        return
-    confidences = outlook_K.double().cpu().numpy()
+def unmask_rows(
+    rows: Sequence[Row], logits_MV: Tensor, outlook_K: Tensor, mask_id: int
+) -> list[StepOutput]:
+    """Unmask in the rows' canvases what their logits decide, and keep how confident the model is
+    of what they only look at. `logits_MV` holds one row per candidate, request by request, then
+    padding; it is overwritten. All that the device computed comes in one transfer.
+
+    Rows that only rebuild have no candidates, and no report.
+    """
+    committing = [row for row in rows if row.kind != "rebuild"]
+    candidates = _gather_candidates(committing)
+    chosen_2M = choose_on_device(logits_MV, mask_id, candidates)
+    fetched = fetch(torch.cat((outlook_K.double(), chosen_2M.flatten())))
+    _note_outlook(rows, fetched[: len(outlook_K)])
+    chosen = chosen_of(fetched[len(outlook_K) :].reshape(2, -1), len(candidates.request_N))
+    return _commit(committing, candidates, *chosen) if committing else []
+
+
+def _note_outlook(rows: Sequence[Row], confidences: Floats) -> None:
+    """Row by row, then padding."""
     start = 0
     for row in rows:
         end = start + len(row.outlook)
@@ -29,11 +53,9 @@ def note_outlook(rows: Sequence[Row], outlook_K: Tensor) -> None:
     check_finite(confidences[:start])
 
 
-def commit_rows(rows: Sequence[Row], logits_MV: Tensor, mask_id: int) -> list[StepOutput]:
-    """Unmask in the rows' canvases what their logits decide. `logits_MV` holds one row per
-    candidate, request by request, then padding; it is overwritten."""
-    candidates = _gather_candidates(rows)
-    tokens, confidences = choose(logits_MV, mask_id, candidates)
+def _commit(
+    rows: Sequence[Row], candidates: Candidates, tokens: Ints, confidences: Floats
+) -> list[StepOutput]:
     is_selected = select(
         candidates,
         confidences,
@@ -56,8 +78,8 @@ def _gather_candidates(rows: Sequence[Row]) -> Candidates:
     specs = [row.sequence.spec for row in rows]
     return Candidates(
         request_N=np.repeat(np.arange(len(rows)), lengths),
-        position_N=np.concatenate([row.candidates for row in rows]),
-        step_N=np.repeat([row.sequence.step + 1 for row in rows], lengths),
+        position_N=np.concatenate([np.empty(0, np.int64), *(row.candidates for row in rows)]),
+        step_N=np.repeat(np.array([row.sequence.step + 1 for row in rows], np.int64), lengths),
         seed_N=np.repeat(np.array([s.seed & _SEED_BITS for s in specs], np.uint64), lengths),
         temperature_N=np.repeat([float(s.temperature) for s in specs], lengths),
         top_p_N=np.repeat([float(s.top_p) for s in specs], lengths),

@@ -13,7 +13,7 @@ from dilaserve.messages import CacheMode
 from dilaserve_gpu_worker.attention import choose_attention
 from dilaserve_gpu_worker.engine.batch import Batch, build_batch, shape_of
 from dilaserve_gpu_worker.engine.budget import PassBudget
-from dilaserve_gpu_worker.engine.commit import commit_rows, note_outlook
+from dilaserve_gpu_worker.engine.commit import unmask_rows
 from dilaserve_gpu_worker.engine.graphs import GraphOptions
 from dilaserve_gpu_worker.engine.kv_pool import (
     PAGE_TOKENS,
@@ -190,9 +190,8 @@ class Engine:
         for row in plan.rows:
             row.sequence.last_pass = self._n_passes
             row.sequence.cached_block = row.block
-        note_outlook(plan.rows, scores.outlook_K)
+        steps = unmask_rows(plan.rows, scores.logits_MV, scores.outlook_K, self._mask_id)
         rows = [row for row in plan.rows if row.kind != "rebuild"]
-        steps = commit_rows(rows, scores.logits_MV, self._mask_id) if rows else []
         for row in rows:
             if row.sequence.finish_reason is not None:
                 self._free_pages(row.sequence)

@@ -9,6 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dilaserve_gpu_worker.transfer import put
+
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
@@ -30,13 +32,22 @@ def sampling_keys(
 def sample(logits_NV: Tensor, keys: Keys, temperatures: Floats, top_ps: Floats) -> Tensor:
     """One token per row, drawn from softmax(logits / temperature) within its top-p nucleus, by
     the Gumbel-max trick in fp64. Banned tokens have logit -inf. Ties go to the lowest token."""
-    device = logits_NV.device
+    arrays = [keys.view(np.int64), temperatures, top_ps]
+    key_N, temperature_N, top_p_N = put(arrays, logits_NV.device)
+    has_nucleus = (top_ps < 1).any()
+    return sample_on_device(logits_NV, key_N, temperature_N, top_p_N if has_nucleus else None)
+
+
+def sample_on_device(
+    logits_NV: Tensor, key_N: Tensor, temperature_N: Tensor, top_p_N: Tensor | None
+) -> Tensor:
+    """See `sample`."""
     # Below the highest logit, so that none overflows at the lowest of temperatures.
     below_NV = logits_NV.double() - logits_NV.amax(dim=-1, keepdim=True).double()
-    scaled_NV = below_NV / torch.from_numpy(temperatures).to(device)[:, None]
-    if (top_ps < 1).any():
-        scaled_NV = _within_nucleus(scaled_NV, torch.from_numpy(top_ps).to(device))
-    return (scaled_NV + _gumbel(keys, scaled_NV.shape[1], device)).argmax(dim=-1)
+    scaled_NV = below_NV / temperature_N[:, None]
+    if top_p_N is not None:
+        scaled_NV = _within_nucleus(scaled_NV, top_p_N)
+    return (scaled_NV + _gumbel(key_N, scaled_NV.shape[1])).argmax(dim=-1)
 
 
 def _within_nucleus(scaled_NV: Tensor, top_ps: Tensor) -> Tensor:
@@ -49,10 +60,9 @@ def _within_nucleus(scaled_NV: Tensor, top_ps: Tensor) -> Tensor:
     return scaled_NV.masked_fill(outside_NV, -torch.inf)
 
 
-def _gumbel(keys: Keys, n_tokens: int, device: torch.device) -> Tensor:
-    token_V = torch.arange(1, n_tokens + 1, device=device)
-    key_N1 = torch.from_numpy(keys.view(np.int64)).to(device)[:, None]
-    bits_NV = _mix_tensor(key_N1 + token_V * _signed(_GOLDEN))
+def _gumbel(key_N: Tensor, n_tokens: int) -> Tensor:
+    token_V = torch.arange(1, n_tokens + 1, device=key_N.device)
+    bits_NV = _mix_tensor(key_N[:, None] + token_V * _signed(_GOLDEN))
     uniform_NV = (_shift_right(bits_NV, 12).double() + 0.5) * 2.0**-52
     return -torch.log(-torch.log(uniform_NV))
 

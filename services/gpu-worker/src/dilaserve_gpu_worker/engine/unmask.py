@@ -11,7 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dilaserve_gpu_worker.engine.sampling import Keys, sample, sampling_keys
+from dilaserve_gpu_worker.engine.sampling import Keys, sample_on_device, sampling_keys
+from dilaserve_gpu_worker.transfer import fetch, put
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -35,10 +36,16 @@ class Candidates:
     top_p_N: Floats
 
 
-@torch.inference_mode()
 def choose(logits_MV: Tensor, mask_id: int, candidates: Candidates) -> tuple[Ints, Floats]:
-    """Token and confidence per candidate. `logits_MV` is overwritten; its rows beyond the
-    candidates are padding.
+    """Token and confidence per candidate; see `choose_on_device`. Waits for the device."""
+    chosen_2M = fetch(choose_on_device(logits_MV, mask_id, candidates))
+    return chosen_of(chosen_2M, len(candidates.request_N))
+
+
+@torch.inference_mode()
+def choose_on_device(logits_MV: Tensor, mask_id: int, candidates: Candidates) -> Tensor:
+    """Token ids, exact in fp64, and confidences 2M. `logits_MV` is overwritten; its rows beyond
+    the candidates are padding.
 
     Confidence is the token's softmax probability at temperature 1 over the whole vocabulary; the
     mask token cannot be chosen. Probabilities come from fp32 exponentials, summed without the
@@ -50,9 +57,11 @@ def choose(logits_MV: Tensor, mask_id: int, candidates: Candidates) -> tuple[Int
     _sample_where_asked(tokens_M, logits_MV, candidates)
     own_M = weights_MV.gather(1, tokens_M[:, None])[:, 0].double()
     others_M = weights_MV.scatter_(1, tokens_M[:, None], 0.0).sum(dim=-1, dtype=torch.float64)
-    # One transfer; token ids are exact in fp64.
-    chosen_2M = torch.stack((tokens_M.double(), own_M / (own_M + others_M))).cpu().numpy()
-    n = len(candidates.request_N)
+    return torch.stack((tokens_M.double(), own_M / (own_M + others_M)))
+
+
+def chosen_of(chosen_2M: Floats, n: int) -> tuple[Ints, Floats]:
+    """Of the first `n`. Raises FloatingPointError where the model computed NaN."""
     confidences = chosen_2M[1, :n]
     check_finite(confidences)
     return chosen_2M[0, :n].astype(np.int64), confidences
@@ -98,15 +107,21 @@ def select(
 def _sample_where_asked(tokens_M: Tensor, logits_MV: Tensor, candidates: Candidates) -> None:
     """Replace greedy tokens of the candidates whose temperature is above 0."""
     sampled = np.flatnonzero(candidates.temperature_N > 0)
+    if not len(sampled):
+        return
+    keys = sampling_keys(
+        candidates.seed_N[sampled], candidates.position_N[sampled], candidates.step_N[sampled]
+    )
+    temperatures, top_ps = candidates.temperature_N[sampled], candidates.top_p_N[sampled]
+    arrays = [sampled, keys.view(np.int64), temperatures, top_ps]
+    index_N, key_N, temperature_N, top_p_N = put(arrays, logits_MV.device)
+    has_nucleus = (top_ps < 1).any()
     n_rows = max(1, _SAMPLED_ELEMENTS // logits_MV.shape[1])
     for start in range(0, len(sampled), n_rows):
-        index = sampled[start : start + n_rows]
-        rows = torch.from_numpy(index).to(logits_MV.device)
-        tokens_M[rows] = sample(
-            logits_MV[rows],
-            sampling_keys(
-                candidates.seed_N[index], candidates.position_N[index], candidates.step_N[index]
-            ),
-            candidates.temperature_N[index],
-            candidates.top_p_N[index],
+        part = slice(start, start + n_rows)
+        tokens_M[index_N[part]] = sample_on_device(
+            logits_MV[index_N[part]],
+            key_N[part],
+            temperature_N[part],
+            top_p_N[part] if has_nucleus else None,
         )
