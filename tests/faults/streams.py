@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from dilaserve.store import Store
-from dilaserve.store.records import RequestRecord
+from dilaserve.store.records import Delta, RequestRecord
 from dilaserve.store.redis import connect_redis
 from dilaserve.supervisor.stack import Stack
 from dilaserve_bench.tiny.tasks import LONG_CHAINS, held_out_problem
@@ -85,6 +85,17 @@ async def load_records(stack: Stack, streams: Sequence[Streamed]) -> list[Reques
     return found
 
 
+async def load_deltas(stack: Stack, streams: Sequence[Streamed]) -> list[list[Delta]]:
+    """The steps of the streams, as they are stored."""
+    async with _store(stack) as store:
+        return [await store.deltas(stream.request_id) for stream in streams]
+
+
+async def stream_one(client: httpx.AsyncClient, body: Mapping[str, object]) -> Streamed:
+    """One stream to its end. Raises AssertionError for one that fails."""
+    return await _stream(client, body, lambda: None)
+
+
 class Replayer:
     """Denoises streams again, alone, from what the store says of them. A history seen before is
     not denoised twice: `reproduce` is a pure function of it."""
@@ -133,6 +144,7 @@ async def _stream(
 ) -> Streamed:
     text, finish_reason, n_tokens, request_id = "", "", 0, ""
     async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+        assert answer.status_code == 200, await answer.aread()
         request_id = answer.headers["x-request-id"]
         async for line in answer.aiter_lines():
             if not line.startswith("data: ") or line == f"data: {DONE}":

@@ -1,132 +1,58 @@
-"""The mix of TP degrees changes under twenty streams, with real workers: no request fails, and
-every text comes out as in the undisturbed run.
+"""The mix of TP degrees changes under constant load, with real workers: no request fails, no
+committed token changes, every text comes out as in the undisturbed run, and a floor of capacity
+holds; or, where there is no room for one, requests wait, and the pause is reported.
 
-The stack's own worker stays, so that there is always somewhere to go; the keeper's four slots
-change around it. The scheduler knows no draining yet: an instance that is stopped says goodbye, and
-its requests move.
+`make soak` goes round more often (DILASERVE_SOAK_ROUNDS).
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from itertools import count
 from pathlib import Path
 
 import pytest
 
-from dilaserve import subjects
-from dilaserve.bus import BusMessage
-from dilaserve.bus.nats import connect_nats
-from dilaserve.embedded import free_port
-from dilaserve.messages import Heartbeat, InstanceDown, InstanceUp, decode_worker_event
-from dilaserve.supervisor.plan import StackOptions
-from dilaserve.supervisor.stack import Stack, running_stack
-from dilaserve_reconfigurator.draining import BusDrainer
-from dilaserve_reconfigurator.execution import Patience
-from dilaserve_reconfigurator.executor import Executor, Report
-from dilaserve_reconfigurator.keeper import Keeper
-from dilaserve_reconfigurator.launchers.process import ProcessLauncher, cpu_environ
-from dilaserve_reconfigurator.members import Members
+from .replanning import Load, change, check_texts, live_cluster, print_line
 
-from .streams import MODEL, load_records, stream_all
+N_ROUNDS = int(os.environ.get("DILASERVE_SOAK_ROUNDS", "3"))
+ROUND_S = 600
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600 + ROUND_S * N_ROUNDS)]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-MIXES = ({1: 2, 2: 1}, {1: 0, 2: 2}, {1: 4, 2: 0})
-SLOTS = 4
-N_EVENTS = 100
-"""Events of all streams together at which the change begins."""
+SLOTS, FLOOR = 8, 4
+ROUND = ({1: 4, 2: 2}, {1: 0, 2: 0, 4: 2}, {1: 8, 2: 0, 4: 0})
 
 
-async def test_no_request_fails_and_no_text_changes_while_the_mix_does(tmp_path: Path) -> None:
-    options = StackOptions(
-        home=tmp_path, model=MODEL, port=free_port(), n_workers=1, threads=1, policy="infaas"
-    )
-    async with running_stack(options, environ=os.environ, log=print_line) as stack:
-        reference = [stream.text for stream in await stream_all(stack)]
-        async with keeping(stack, tmp_path / "instances") as keeper:
-            await keeper.keep()
-            for mix in MIXES:
-                await change_under_streams(stack, keeper, mix, reference)
+async def test_eight_slots_change_while_half_of_them_serve(tmp_path: Path) -> None:
+    async with live_cluster(tmp_path, slots=SLOTS, floor=FLOOR, drain_s=120.0) as live:
+        load = Load(live)
+        reference = await load.once()
+        began = time.monotonic()
+        async with load.constant():
+            for _ in range(N_ROUNDS):
+                for mix in ROUND:
+                    report = await change(live, mix)
+                    assert report.lowest >= FLOOR
+                    assert report.pause_s == 0.0
+        assert live.floor.below_s(FLOOR, began) == 0.0
+        n_ties = await check_texts(live, load, reference)
+        print_line("load", f"{len(load.answers)} requests, {n_ties} decided by a tie")
 
 
-async def change_under_streams(
-    stack: Stack, keeper: Keeper, mix: dict[int, int], reference: list[str]
-) -> None:
-    """Begin in the middle of the streams, and run them again until the mix is there."""
-    changes: list[asyncio.Task[Report | None]] = []
-
-    def change() -> None:
-        changes.append(asyncio.create_task(keeper.change_to(mix)))
-
-    n_moved = 0
-    streams = await stream_all(stack, n_events=N_EVENTS, then=change)
-    while streams:
-        assert [stream.text for stream in streams] == reference
-        records = await load_records(stack, streams)
-        n_moved += sum(record.epoch > 1 for record in records)
-        streams = [] if changes[0].done() else await stream_all(stack)
-    report = await changes[0]
-    assert report is not None
-    assert (report.phase, report.reason) == ("done", "")
-    assert n_moved, "nobody was disturbed"
-    print_line("keeper", f"{mix} after {report.seconds:.1f} s, {n_moved} moved")
-
-
-@asynccontextmanager
-async def keeping(stack: Stack, folder: Path) -> AsyncIterator[Keeper]:
-    """A keeper of four slots beside the stack; its workers end with it."""
-    bus = await connect_nats(stack.endpoints.nats_url, name="keeper")
-    members = Members((SLOTS,))
-
-    def receive(message: BusMessage) -> None:
-        event = decode_worker_event(message.data)
-        if isinstance(event, InstanceUp | Heartbeat):
-            members.heard(time.monotonic(), event.info)
-        elif isinstance(event, InstanceDown):
-            members.left(event.instance_id)
-
-    def id_of(name: str) -> str | None:
-        return members.id_of(time.monotonic(), name)
-
-    async def served_by(name: str) -> None:
-        while id_of(name) is None:
-            await asyncio.sleep(0.05)
-
-    launcher = ProcessLauncher(
-        folder,
-        [sys.executable, "-m", "dilaserve_gpu_worker"],
-        environ={
-            **os.environ,
-            "DILASERVE_NATS_URL": stack.endpoints.nats_url,
-            "DILASERVE_REDIS_URL": stack.endpoints.redis_url,
-            "DILASERVE_MODEL": str(MODEL),
-        },
-        environ_of=cpu_environ,
-    )
-    names = count(1)
-    executor = Executor(
-        launcher,
-        BusDrainer(bus, id_of, timeout_s=10.0),
-        served_by=served_by,
-        new_name=lambda: f"slot-{next(names)}",
-        clock=time.monotonic,
-        patience=Patience(drain_s=30.0, launch_s=120.0),
-    )
-    await bus.subscribe(subjects.ALL_WORKER_EVENTS, receive)
-    try:
-        yield Keeper(executor, [SLOTS], folder, {1: SLOTS})
-    finally:
-        for launched in await launcher.running():
-            await launcher.stop(launched.name)
-        await bus.close()
-
-
-def print_line(name: str, line: str) -> None:
-    """Pytest shows it when a test fails."""
-    print(f"{name}: {line}")
+async def test_four_slots_have_no_room_for_a_floor_so_requests_wait(tmp_path: Path) -> None:
+    async with live_cluster(tmp_path, slots=4, floor=2, drain_s=20.0) as live:
+        load = Load(live)
+        reference = await load.once()
+        async with load.constant():
+            await asyncio.sleep(2.0)
+            began = time.monotonic()
+            there = await change(live, {1: 0, 4: 1})
+            back = await change(live, {1: 4, 4: 0})
+        assert (there.lowest, back.lowest) == (0, 0)
+        paused_s = there.pause_s + back.pause_s
+        assert paused_s > 0.0
+        assert live.floor.below_s(1, began) <= paused_s, "nobody served for longer than is said"
+        n_ties = await check_texts(live, load, reference)
+        said = f"{len(load.answers)} requests, {n_ties} decided by a tie, paused {paused_s:.1f} s"
+        print_line("load", said)

@@ -48,11 +48,17 @@ class PlanProposed(Message, frozen=True, tag="plan_proposed"):
 
 
 class PlanApplied(Message, frozen=True, tag="plan_applied"):
-    """A plan was carried out, or given up on the way (`reason`); `counts` is what runs now."""
+    """A plan was carried out, or not (`reason`); `counts` is what runs now."""
 
     plan_id: Word
     counts: dict[str, Count]
     reason: str = ""
+    seconds: float = 0.0
+    """From its beginning to its end."""
+    lowest_gpus: Count = 0
+    """Fewest GPUs that served on the way."""
+    pause_s: float = 0.0
+    """Seconds in which fewer served than the floor wants, or none, so that requests waited."""
 
 
 class Drain(Message, frozen=True, tag="drain"):

@@ -101,6 +101,8 @@ async def _serve(
             telemetry=telemetry,
             clocks=Clocks(time.monotonic, time.time),
             every_s=settings.plan_every_s,
+            slo_s=settings.slo_ms / 1000,
+            measure_s=settings.plan_window_s,
             keeper=_keeper(settings, nodes, bus, members),
         )
         for number in STOP_SIGNALS:

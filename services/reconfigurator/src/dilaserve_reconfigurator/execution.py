@@ -24,6 +24,7 @@ __all__ = [
     "Drain",
     "Drained",
     "Effect",
+    "End",
     "Ended",
     "Event",
     "Execution",
@@ -37,6 +38,7 @@ __all__ = [
     "Up",
 ]
 
+End = Literal["done", "given_up", "cut_short"]
 Phase = Literal["draining", "stopping", "launching", "undoing", "done", "given_up", "cut_short"]
 """cut_short: an instance has died, and going on would have taken capacity below the floor. What is
 wanted stays so; a new route has to be found from what runs."""
@@ -167,6 +169,14 @@ class Execution:
     def is_over(self) -> bool:
         """Whether nothing is left to do."""
         return self.phase in ("done", "given_up", "cut_short")
+
+    @property
+    def end(self) -> End:
+        """How it ended. Raises RuntimeError before."""
+        match self.phase:
+            case "done" | "given_up" | "cut_short":
+                return self.phase
+        raise RuntimeError(f"it is {self.phase}, and has not ended; wait until it is over")
 
     def wake_at(self) -> float | None:
         """When patience ends."""

@@ -17,6 +17,7 @@ from dilaserve_reconfigurator.execution import (
     Drain,
     Drained,
     Effect,
+    End,
     Ended,
     Event,
     Execution,
@@ -63,8 +64,7 @@ class Drainer(Protocol):
 class Report:
     """How an execution ended."""
 
-    phase: Phase
-    """done, given_up or cut_short."""
+    phase: End
     reason: str
     lowest: int
     """Fewest GPUs that served on the way."""
@@ -146,7 +146,7 @@ class Executor:
             log.warning("%s a plan: %s", execution.phase.replace("_", " "), execution.reason)
         now = self._clock()
         return Report(
-            phase=execution.phase,
+            phase=execution.end,
             reason=execution.reason,
             lowest=min(route.lowest, execution.capacity.lowest),
             floor=self._floor,

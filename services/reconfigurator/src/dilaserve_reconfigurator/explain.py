@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dilaserve_reconfigurator.outcomes import Observed
 from dilaserve_reconfigurator.record import Inputs, Mix, PlanRecord, mix_text
 from dilaserve_reconfigurator.solving import Outcome
 
@@ -24,8 +25,7 @@ def _lines(record: PlanRecord) -> Iterator[str]:
     yield f"present  {_mix(record.present)}"
     if record.target != record.present:
         yield f"target   {_mix(record.target)}"
-    if record.measured is not None:
-        yield f"measured {_mix(record.measured)}"
+    yield from _what_came_of_it(record)
     if record.payback_s is not None:
         yield f"payback  {record.payback_s:.0f} s"
     if record.transition is not None:
@@ -44,6 +44,41 @@ def _lines(record: PlanRecord) -> Iterator[str]:
     ):
         if outcome is not None:
             yield f"solved   {name}: {_outcome(outcome)}"
+
+
+def _what_came_of_it(record: PlanRecord) -> Iterator[str]:
+    carried = record.carried_out
+    if carried is not None:
+        how = carried.phase.replace("_", " ")
+        yield f"carried  {how} in {carried.seconds:.0f} s{_because(carried.reason)}"
+        if carried.pause_s > 0.0:
+            wanted = f"{max(carried.floor, 1)} GPUs"
+            yield (
+                f"pause    {carried.pause_s:.1f} s with less than {wanted} serving (at least "
+                f"{carried.lowest}); requests waited"
+            )
+        else:
+            yield f"serving  at least {carried.lowest} GPUs all the time"
+    if record.before is not None:
+        yield f"before   {_observed(record.before)}"
+    if record.after is not None:
+        yield f"after    {_observed(record.after)}"
+
+
+def _because(reason: str) -> str:
+    return f": {reason}" if reason else ""
+
+
+def _observed(seen: Observed) -> str:
+    if seen.attainment is None:
+        return f"{seen.rate:.3g} requests a second for {seen.seconds:.0f} s, none of which ended"
+    text = (
+        f"{seen.rate:.3g} requests a second for {seen.seconds:.0f} s, {seen.attainment:.1%} of "
+        f"{seen.n_judged} in time"
+    )
+    if seen.mean_threshold is None or seen.mean_latency_s is None:
+        return text
+    return f"{text}: mean threshold {seen.mean_threshold:.3f}, latency {seen.mean_latency_s:.2f} s"
 
 
 def _mix(mix: Mix) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dilaserve.telemetry import Telemetry
-from dilaserve_reconfigurator.record import PlanRecord
+from dilaserve_reconfigurator.record import CarriedOut, PlanRecord
 
 __all__ = ["PlannerMetrics"]
 
@@ -30,6 +30,12 @@ class PlannerMetrics:
             self._gap = [
                 (each.gap, {"objective": each.name}) for each in found if each.gap is not None
             ]
+
+    def applied(self, carried: CarriedOut) -> None:
+        """A plan was carried out, or not."""
+        self._telemetry.count("dilaserve:plans_applied_total", outcome=carried.phase)
+        self._telemetry.observe("dilaserve:plan_execution_seconds", carried.seconds)
+        self._telemetry.count("dilaserve:plan_pause_seconds_total", carried.pause_s)
 
     def failed(self) -> None:
         """No plan could be made."""

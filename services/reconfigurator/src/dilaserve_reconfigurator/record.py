@@ -9,11 +9,13 @@ from typing import Literal
 import msgspec
 
 from dilaserve.messages import CacheMode
+from dilaserve_reconfigurator.execution import End
+from dilaserve_reconfigurator.outcomes import Observed
 from dilaserve_reconfigurator.snapshot import Pace, PlanningError, RequestClass
 from dilaserve_reconfigurator.solving import Outcome
 from dilaserve_reconfigurator.stage2 import Transition
 
-__all__ = ["Inputs", "Mix", "PlanRecord", "Plans", "Verdict", "mix_text"]
+__all__ = ["CarriedOut", "Inputs", "Mix", "PlanRecord", "Plans", "Verdict", "mix_text"]
 
 Verdict = Literal["change", "keep", "hold"]
 """`hold`: there was nothing to decide with; whatever runs stays."""
@@ -52,6 +54,22 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     """Classes whose SLO no mix can meet: they are served regardless of it."""
 
 
+class CarriedOut(msgspec.Struct, frozen=True, kw_only=True):
+    """How carrying a plan out went."""
+
+    phase: End
+    """See Execution; what was cut short is finished later."""
+    reason: str = ""
+    """Why it is not done."""
+    seconds: float = 0.0
+    lowest: int = 0
+    """Fewest GPUs that served on the way."""
+    floor: int = 0
+    """GPUs that were to serve all the time."""
+    pause_s: float = 0.0
+    """Seconds in which fewer served than that, or none."""
+
+
 class PlanRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One plan."""
 
@@ -72,8 +90,12 @@ class PlanRecord(msgspec.Struct, frozen=True, kw_only=True):
     transition: Transition | None = None
     payback_s: float | None = None
     """Time until the gain has paid for the change."""
-    measured: Mix | None = None
-    """What came of it."""
+    carried_out: CarriedOut | None = None
+    """How that went, where it was tried."""
+    before: Observed | None = None
+    """What was seen before that,"""
+    after: Observed | None = None
+    """and since."""
 
 
 def mix_text(counts: Mapping[int, int]) -> str:

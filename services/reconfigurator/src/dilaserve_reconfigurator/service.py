@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -17,9 +18,11 @@ from dilaserve import __version__, subjects
 from dilaserve.bus import Bus, BusMessage, ServiceCard
 from dilaserve.errors import BusUnavailableError, DiLaServeError
 from dilaserve.messages import (
+    Cancel,
     Heartbeat,
     InstanceDown,
     InstanceUp,
+    StepResult,
     Submit,
     decode_request,
     decode_worker_event,
@@ -27,11 +30,13 @@ from dilaserve.messages import (
 )
 from dilaserve.plan_messages import PlanApplied, PlannedMix, PlanProposed
 from dilaserve.telemetry import Telemetry
+from dilaserve_reconfigurator.applying import Applying
 from dilaserve_reconfigurator.holding import HoldingPlanner
 from dilaserve_reconfigurator.keeper import Keeper
 from dilaserve_reconfigurator.members import Members
 from dilaserve_reconfigurator.monitor import Missing, Monitor
 from dilaserve_reconfigurator.observe import PlannerMetrics
+from dilaserve_reconfigurator.outcomes import Outcomes
 from dilaserve_reconfigurator.planner import Cluster, Planner
 from dilaserve_reconfigurator.record import Mix, PlanRecord, Plans, mix_text
 
@@ -78,9 +83,12 @@ class ReconfiguratorService:
         telemetry: Telemetry,
         clocks: Clocks,
         every_s: float,
+        slo_s: float = 30.0,
+        measure_s: float = 300.0,
         keeper: Keeper | None = None,
     ) -> None:
-        """`keeper`: None only proposes."""
+        """`slo_s`: of requests that bring none; `measure_s`: for so long before and after a plan
+        its effect is measured; `keeper`: None only proposes."""
         self._bus = bus
         self._planner = planner
         self._monitor = monitor
@@ -92,13 +100,26 @@ class ReconfiguratorService:
         self._clocks = clocks
         self._every_s = every_s
         self._keeper = keeper
+        self._outcomes = Outcomes(slo_s=slo_s)
+        self._applying = None
+        if keeper is not None:
+            self._applying = Applying(
+                keeper,
+                plans,
+                self._outcomes,
+                self._metrics,
+                say=partial(self._publish, subjects.PLAN_APPLIED),
+                clock=clocks.monotonic,
+                measure_s=measure_s,
+            )
         self._keep_from_s = 0.0
         self._stopped = asyncio.Event()
 
     async def run(self) -> None:
         """Watch and propose until `stop`."""
         listening = [
-            await self._bus.subscribe(subjects.REQUEST_SUBMIT, self._submitted),
+            await self._bus.subscribe(subjects.REQUEST_SUBMIT, self._asked),
+            await self._bus.subscribe(subjects.REQUEST_CANCEL, self._asked),
             await self._bus.subscribe(subjects.ALL_WORKER_EVENTS, self._happened),
             await self._bus.serve(self._card(), []),
         ]
@@ -122,6 +143,8 @@ class ReconfiguratorService:
         look_s = self._every_s if self._keeper is None else KEEP_EVERY_S
         while True:
             await self._keep()
+            if self._applying is not None:
+                await self._applying.look()
             await asyncio.sleep(min(look_s, self._every_s))
             if self._clocks.monotonic() < due_s and self._keeper is not None:
                 continue
@@ -171,24 +194,8 @@ class ReconfiguratorService:
             self._keep_from_s = self._clocks.monotonic() + RETRY_S
 
     async def _apply(self, record: PlanRecord) -> None:
-        if self._keeper is None:
-            return
-        counts: dict[int, int] = {}
-        try:
-            report = await self._keeper.change_to(record.target.counts)
-            reason = "" if report is None else report.reason
-            counts = (await self._keeper.cluster()).counts(())
-        except (DiLaServeError, OSError) as error:
-            reason = str(error)
-            log.warning("%s was not carried out: %s", record.plan_id, error)
-        if not reason:
+        if self._applying is not None and await self._applying.apply(record):
             self._planner.changed(self._clocks.wall(), record)
-        applied = PlanApplied(
-            plan_id=record.plan_id,
-            counts={str(degree): n for degree, n in counts.items()},
-            reason=reason,
-        )
-        await self._publish(subjects.PLAN_APPLIED, applied)
 
     async def _tell(self, record: PlanRecord) -> None:
         message = PlanProposed(
@@ -208,20 +215,18 @@ class ReconfiguratorService:
 
     # --- what happens --------------------------------------------------------------------------
 
-    def _submitted(self, message: BusMessage) -> None:
+    def _asked(self, message: BusMessage) -> None:
         try:
             submit = decode_request(message.data)
         except msgspec.DecodeError:
             return  # the scheduler, whom it was meant for, counts it
         if isinstance(submit, Submit):
+            now, request_id = self._clocks.monotonic(), submit.request_id
             slo_s = submit.slo_ms / 1000 if submit.slo_ms is not None else None
-            self._monitor.arrived(
-                self._clocks.monotonic(),
-                submit.request_id,
-                submit.n_prompt,
-                submit.n_output,
-                slo_s,
-            )
+            self._monitor.arrived(now, request_id, submit.n_prompt, submit.n_output, slo_s)
+            self._outcomes.submitted(now, request_id, slo_s)
+        elif isinstance(submit, Cancel):
+            self._outcomes.cancelled(submit.request_id)
 
     def _happened(self, message: BusMessage) -> None:
         try:
@@ -237,6 +242,8 @@ class ReconfiguratorService:
                 self._members.heard(now, event.info)
             case InstanceDown():
                 self._members.left(event.instance_id)
+            case StepResult():
+                self._outcomes.stepped(now, event)
 
     def _card(self) -> ServiceCard:
         return ServiceCard(

@@ -109,6 +109,7 @@ async def serving(
         telemetry=telemetry,
         clocks=Clocks(lambda: clock.now, lambda: 7.0),
         every_s=every_s,
+        measure_s=20.0,
         keeper=keeper,
     )
     setting = Setting(service, bus, clock, plans)
@@ -244,6 +245,33 @@ async def test_plan_is_carried_out_and_told(
     assert applied.counts == {"4": 2}
     assert applied.reason == ""
     assert applied.plan_id in {proposal.plan_id for proposal in setting.proposed}
+    record = setting.plans.load(applied.plan_id)
+    assert record.carried_out is not None
+    assert (record.carried_out.phase, record.carried_out.lowest) == ("done", 4)
+    assert 'dilaserve:plans_applied_total{outcome="done"} 1.0' in shown(telemetry)
+
+
+async def test_effect_of_a_plan_is_measured_a_while_after_it(
+    tmp_path: Path, telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "KEEP_EVERY_S", 0.02)
+    launcher = MemoryLauncher([4, 4], {1: 8})
+    keeper = Keeper(executor(launcher, Drains()), [4, 4], tmp_path / "instances", {1: 8})
+    async with serving(MemoryBus(), tmp_path, telemetry, every_s=40.0, keeper=keeper) as setting:
+        await setting.hear(seconds=45, per_second=1)
+        async with asyncio.timeout(10):
+            while not setting.applied:
+                await asyncio.sleep(0.01)
+        plan_id = setting.applied[0].plan_id
+        record = setting.plans.load(plan_id)
+        assert record.after is None
+        assert record.before is not None
+        assert record.before.attainment == 0.0, "nobody ever served these"
+        await setting.hear(seconds=25, per_second=3)
+        async with asyncio.timeout(10):
+            while (after := setting.plans.load(plan_id).after) is None:
+                await asyncio.sleep(0.01)
+    assert after.rate == pytest.approx(3.0, rel=0.2)
 
 
 async def test_plan_that_fails_is_told_with_its_reason_and_undone(
@@ -259,6 +287,10 @@ async def test_plan_that_fails_is_told_with_its_reason_and_undone(
             while not setting.applied:
                 await asyncio.sleep(0.01)
     assert "out of memory" in setting.applied[0].reason
+    record = setting.plans.load(setting.applied[0].plan_id)
+    assert record.carried_out is not None
+    assert record.carried_out.phase == "given_up"
+    assert record.carried_out.pause_s > 0.0 or record.carried_out.lowest > 0
     assert launcher.counts() == {1: 8, 2: 0, 4: 0}
 
 

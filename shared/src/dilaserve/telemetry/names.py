@@ -272,6 +272,31 @@ _METRICS = (
         SECONDS,
     ),
     Metric(
+        "dilaserve:plans_applied_total",
+        "counter",
+        "{plan}",
+        "Plans that were to be carried out: done, given_up, or cut_short (an instance died)",
+        ("reconfigurator",),
+        ("outcome",),
+    ),
+    Metric(
+        "dilaserve:plan_execution_seconds",
+        "histogram",
+        "s",
+        "Carrying one plan out",
+        ("reconfigurator",),
+        (),
+        SECONDS,
+    ),
+    Metric(
+        "dilaserve:plan_pause_seconds_total",
+        "counter",
+        "s",
+        "While plans were carried out: time in which fewer GPUs served than the floor wants, or "
+        "none",
+        ("reconfigurator",),
+    ),
+    Metric(
         "dilaserve:plan_objective",
         "gauge",
         "1",
