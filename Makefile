@@ -1,5 +1,6 @@
 # One word per job, the same for people and CI.
 VENV ?= .venv
+ROUNDS ?= 20
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq --retries 5
@@ -12,13 +13,14 @@ EXPERIMENTS := calibration fig10 ahead overhead ablation fig11 fig13 realday qua
 NOT_HERE := not slow and not gpu and not compose
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test test-compose lint fix bench experiments docs clean
+.PHONY: help setup up test test-compose soak lint fix bench experiments docs clean
 
 help:
 	@echo "make setup         virtual environment with everything that the other words need"
 	@echo "make up            the whole stack on this machine, and one streamed answer as proof"
 	@echo "make test          all tests that need neither a GPU nor Docker"
 	@echo "make test-compose  the container images and docker-compose.yml, for real"
+	@echo "make soak          the mix of TP degrees changes ROUNDS=20 times under load; an hour or more"
 	@echo "make lint          ruff and mypy --strict"
 	@echo "make fix           what ruff can mend by itself"
 	@echo "make bench         throughput of the whole stack against the bare engine"
@@ -46,6 +48,9 @@ test: setup
 
 test-compose: setup
 	$(BIN)/python -m pytest tests/compose -m compose -s -rs
+
+soak: setup
+	DILASERVE_SOAK_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest tests/faults/test_replan.py -s
 
 lint: setup
 	$(BIN)/ruff check .

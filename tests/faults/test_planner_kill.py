@@ -27,14 +27,14 @@ from dilaserve_reconfigurator.launchers.process import ProcessLauncher, cpu_envi
 
 from .streams import MODEL
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 PROFILES = ProfileSet(
     model="tiny",
     device="cpu",
     profiles=[
         LatencyProfile(tp_degree=degree, points=[Point(32, 0.01), Point(1024, 0.1)])
-        for degree in (1, 2)
+        for degree in (1, 2, 3)
     ],
 )
 
@@ -75,8 +75,16 @@ class Home:
 
     async def until(self, degrees: list[int]) -> None:
         """Return once exactly workers of these degrees are heard."""
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(240):
             while self.degrees() != degrees:
+                await asyncio.sleep(0.1)
+
+    async def until_wanted(self, counts: dict[int, int]) -> None:
+        """Return once this is what the planner is to bring about."""
+        path = self.folder / "instances" / "wanted.json"
+        wanted = {"counts": {str(degree): n for degree, n in counts.items()}, "before": None}
+        async with asyncio.timeout(240):
+            while json.loads(path.read_text()) != wanted:
                 await asyncio.sleep(0.1)
 
     def degrees(self) -> list[int]:
@@ -92,7 +100,7 @@ class Home:
 
 
 @asynccontextmanager
-async def home(folder: Path) -> AsyncIterator[Home]:
+async def home(folder: Path, *, n_slots: int = 2) -> AsyncIterator[Home]:
     (folder / "profile.json").write_bytes(msgspec.json.encode(PROFILES))
     steps = {"n_output": 64, "thresholds": [0.5, 0.9], "rows": [[8, 16]]}
     (folder / "steps.json").write_text(json.dumps(steps))
@@ -107,11 +115,12 @@ async def home(folder: Path) -> AsyncIterator[Home]:
                 "DILASERVE_MODEL": str(MODEL),
                 "DILASERVE_PROFILE": str(folder / "profile.json"),
                 "DILASERVE_RECORDED_STEPS": str(folder / "steps.json"),
-                "DILASERVE_NODES": "1x2",
-                "DILASERVE_TP_DEGREES": "1,2",
+                "DILASERVE_NODES": f"1x{n_slots}",
+                "DILASERVE_TP_DEGREES": f"1,{n_slots}",
+                "DILASERVE_DRAIN_TIMEOUT_S": "2",  # there is no scheduler
                 "DILASERVE_PLANNER_MODE": "apply",
                 "DILASERVE_WORKER_DEVICE": "cpu",
-                "DILASERVE_INITIAL_MIX": "2xtp1",
+                "DILASERVE_INITIAL_MIX": f"{n_slots}xtp1",
                 "DILASERVE_PLANS_DIR": str(folder / "plans"),
                 "DILASERVE_INSTANCES_DIR": str(folder / "instances"),
             },
@@ -124,20 +133,45 @@ async def home(folder: Path) -> AsyncIterator[Home]:
             await bus.close()
 
 
-@pytest.mark.parametrize("stage", ["draining", "stopping", "launching"])
+FINISHED = ("wanted", "draining", "stopping", "stopped", "launching", "launched", "done")
+UNDONE = ("undoing", "given_up")
+
+
+@pytest.mark.parametrize("stage", FINISHED)
 async def test_next_life_finishes_what_was_under_way(tmp_path: Path, stage: str) -> None:
     async with home(tmp_path) as ours:
-        first = await ours.planner()
-        await ours.until([1, 1])
-        first.send_signal(signal.SIGTERM)
-        assert await first.wait() == 0
-        assert ours.degrees() == [1, 1], "workers outlive their planner"
-
-        ours.want({2: 1}, before={1: 2})
-        second = await ours.planner(DILASERVE_CRASH_AT=f"reconfigurator.{stage}:1")
-        assert await second.wait() == -signal.SIGKILL
-
+        await killed_at(ours, stage, {2: 1}, before={1: 2})
         third = await ours.planner()
         await ours.until([2])
-        third.send_signal(signal.SIGTERM)
-        assert await third.wait() == 0
+        await end(third)
+
+
+@pytest.mark.parametrize("stage", UNDONE)
+async def test_next_life_goes_back_from_what_cannot_be_finished(tmp_path: Path, stage: str) -> None:
+    """The model has eight heads: no instance of TP-3 ever serves, and the planner finds out."""
+    async with home(tmp_path, n_slots=3) as ours:
+        await killed_at(ours, stage, {3: 1}, before={1: 3})
+        third = await ours.planner()
+        await ours.until_wanted({1: 3})
+        await ours.until([1, 1, 1])
+        await end(third)
+
+
+async def killed_at(
+    ours: Home, stage: str, counts: dict[int, int], *, before: dict[int, int]
+) -> None:
+    """A planner begins, another takes over and dies on the way to other counts."""
+    first = await ours.planner()
+    degrees = [degree for degree, n in before.items() for _ in range(n)]
+    await ours.until(degrees)
+    await end(first)
+    assert ours.degrees() == degrees, "workers outlive their planner"
+    ours.want(counts, before)
+    second = await ours.planner(DILASERVE_CRASH_AT=f"reconfigurator.{stage}:1")
+    async with asyncio.timeout(240):
+        assert await second.wait() == -signal.SIGKILL
+
+
+async def end(planner: asyncio.subprocess.Process) -> None:
+    planner.send_signal(signal.SIGTERM)
+    assert await planner.wait() == 0

@@ -50,27 +50,28 @@ class Keeper:
 
     async def keep(self) -> Report | None:
         """Bring about what is wanted. None if it is there. A plan that was under way when the
-        process died is finished by this. One that has to be given up is undone by the next call,
-        one that was cut short by a death is finished by it."""
+        process died is finished by this. One that has to be given up is undone; one that was cut
+        short by a death is finished by the next call."""
         running = await self._executor.running()
         wanted = self._wanted
         if _counts(running) == _positive(wanted.counts):
             self._want(_Wanted(wanted.counts))
             return None
         log.info("%s runs, %s is wanted", *map(mix_text, (_counts(running), wanted.counts)))
+        self._executor.at("wanted")
         transition = await asyncio.to_thread(self._transition, running)
         report = await self._executor.execute(transition)
         if report.phase == "done":
             self._want(_Wanted(wanted.counts))
         elif report.phase == "given_up" and wanted.before is not None:
             self._want(_Wanted(wanted.before))
+            await self.keep()  # what the execution could not undo, since it died in between
         return report
 
     async def change_to(self, counts: Mapping[int, int]) -> Report | None:
         """Want another mix from now on, and bring it about."""
         running = _counts(await self._executor.running())
         self._want(_Wanted(dict(counts), before=running))
-        self._executor.at("wanted")
         return await self.keep()
 
     def _transition(self, running: Sequence[Placed]) -> Transition:
