@@ -40,7 +40,7 @@ def check_options(options: SimulateOptions) -> None:
 def _ranges(options: SimulateOptions) -> Iterator[_Range]:
     yield "threshold", options.threshold, 0.0, 1.0, False, "0.9"
     yield "budget", options.budget, 1, HUGE, False, "8192"
-    yield "plan-tokens", options.plan_tokens, 1, HUGE, False, "1024"
+    yield "plan-tokens", options.plan_tokens, 1, HUGE, False, "1280"
     yield "overhead", options.overhead, 0.0, HUGE, True, "1.5"
     yield "rate", options.rate, 0.0, HUGE, True, "1.5"
     yield "speed", options.speed, 0.0, HUGE, True, "2"
