@@ -30,8 +30,8 @@ EXPERIMENTS = {
     "predictor": "predictor:EXPERIMENT",
     "fig6": "predictor:EXPERIMENT",
     "fig7": "predictor:EXPERIMENT",
-    "fig8": "realday:EXPERIMENT",
-    "table5": "realday:EXPERIMENT",
+    "fig8": "replanned:FIGURE_8",
+    "table5": "replanned:TABLE_5",
 }
 """Name → module of this package and its Experiment. Names of figures and tables that are another
 experiment's lead there too."""

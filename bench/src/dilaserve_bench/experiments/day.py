@@ -1,0 +1,212 @@
+"""The paper's 2-hour trace with a planner: one run for each system, cut into its parts and slots.
+
+Arrivals are scaled as in `realday`. A system with `+plans` behind its policy's name re-plans its TP
+degrees every slot, with our planner; all begin with 16 × TP-1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from time import process_time
+
+import msgspec
+
+from dilaserve.errors import DiLaServeError
+from dilaserve.profiles import load_profiles
+from dilaserve_bench.data import average_day, data_file
+from dilaserve_bench.data import sharegpt_classes as sharegpt
+from dilaserve_bench.experiments.document import DIGITS
+from dilaserve_bench.experiments.experiment import Session
+from dilaserve_bench.experiments.spans import mean_threshold
+from dilaserve_bench.twin.cluster import ClusterSpec, parse_mix
+from dilaserve_bench.twin.configurations import Configuration, PlanNote
+from dilaserve_bench.twin.options import (
+    SimulateOptions,
+    core_settings,
+    make_policy,
+    recorded_source,
+    stand_in,
+)
+from dilaserve_bench.twin.recorded import load_steps
+from dilaserve_bench.twin.report import quantile
+from dilaserve_bench.twin.simulation import Replan, Run, Scenario, Simulation
+from dilaserve_bench.twin.workload import RequestClass, daily
+from dilaserve_scheduler.policies import POLICIES
+
+__all__ = ["LOADED_FROM", "OVERHEAD", "PEAK", "SLO_S", "SYSTEMS", "Day", "Part", "days"]
+
+SLO_S = 12.5
+OVERHEAD = 1.594
+"""The step overhead that `calibration` fits; the planner has it, too."""
+PEAK = 1.75
+"""Arrivals a second and GPU in the busiest slot, as in `realday`: INFaaS then attains 69 % of the
+loaded part (published: 68 %, on other GPUs, with a peak of 1.264)."""
+LOADED_FROM = 9
+"""The slots from here on are the loaded part of the day: minutes 45 to 120 (Table 5)."""
+N_GPUS = 16
+PLANS = "+plans"
+SYSTEMS = ("infaas", "llumnix", f"tediserve{PLANS}", "dilaserve", f"dilaserve{PLANS}")
+QUICK_SLOT_S = 5.0
+"""Instead of 300 s: the whole day in two minutes, and launches in half a second."""
+QUICK_START_UP = "0/1+0.5"
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests that arrived in a span of time. Latencies are of those that were served."""
+
+    n: int
+    attainment: float | None
+    mean_s: float | None
+    p99_s: float | None
+    mean_threshold: float | None
+    """Over the steps that ended in it."""
+
+
+class Day(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept of one run."""
+
+    slot_s: float
+    parts: dict[str, Part]
+    """loaded, low and all."""
+    slots: list[Part]
+    configurations: list[Configuration]
+    plans: list[PlanNote]
+    n_lost: int
+    """Requests that were not served to the end."""
+    n_rebuilds: int
+    cpu_s: float
+
+
+class _Key(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a run depends on."""
+
+    system: str
+    peak: float
+    overhead: float
+    slot_s: float
+    seed: int = 0
+
+
+def days(session: Session) -> dict[str, Day]:
+    """By system, those that were not interrupted. Of the rates given, the first is the peak."""
+    (peak, *_) = session.options.rates or (PEAK,)
+    slot_s = QUICK_SLOT_S if session.is_quick else average_day().slot_s
+    keys = [
+        _Key(
+            system=_known(system),
+            peak=peak,
+            overhead=session.options.overhead or OVERHEAD,
+            slot_s=slot_s,
+        )
+        for system in session.options.policies or SYSTEMS
+    ]
+    session.measure_together(keys, Day, _alone)
+    session.watch.expect(len(keys))
+    found = {
+        key.system: session.measured(key, Day, partial(_watched, key, session)) for key in keys
+    }
+    return {system: day for system, day in found.items() if day is not None}
+
+
+def _known(system: str) -> str:
+    if system.removesuffix(PLANS) not in POLICIES:
+        raise DiLaServeError(
+            f"--policies {system!r} is no policy; use one of {', '.join(sorted(POLICIES))}, with "
+            f"{PLANS} behind it for one that re-plans"
+        )
+    return system
+
+
+def _watched(key: _Key, session: Session) -> Day | None:
+    simulation = _simulation(key)
+    with session.watch.follow(simulation, f"a day of {key.system}") as look:
+        done = simulation.run(look)
+    return _kept(done, key.slot_s) if done.is_complete else None
+
+
+def _alone(key: _Key) -> Day:
+    """In a process of its own."""
+    return _kept(_simulation(key).run(), key.slot_s)
+
+
+def _simulation(key: _Key) -> Simulation:
+    classes = [
+        RequestClass(n_prompt=n_prompt, n_output=n_output, weight=weight, slo_s=SLO_S)
+        for n_prompt, n_output, weight in sharegpt().classes
+    ]
+    day, n_cases = average_day(), len(load_steps(data_file("gsm8k_llada_steps.json")).rows)
+    rates = [N_GPUS * key.peak / max(day.rates) * rate for rate in day.rates]
+    workloads = daily(classes, rates=rates, slot_s=key.slot_s, n_cases=n_cases)
+    return Simulation(_scenario(key), workloads(key.seed), key.seed, timer=process_time)
+
+
+def _scenario(key: _Key) -> Scenario:
+    profiles = load_profiles(data_file("h100_llada.json"))
+    table = load_steps(data_file("gsm8k_llada_steps.json"))
+    spec = ClusterSpec(groups=parse_mix(f"{N_GPUS}xtp1"), overhead=key.overhead)
+    options = _options(key)
+    return Scenario(
+        cluster=spec,
+        profiles=profiles,
+        policy=lambda: make_policy(options, profiles),
+        source=lambda workload: recorded_source(table, workload),
+        core=core_settings(spec.heartbeat_s, None),
+        adviser=lambda workload: stand_in(table, workload, options),
+        replan=_replan(options, spec) if options.replan else None,
+        slot_s=key.slot_s / 5,
+    )
+
+
+def _options(key: _Key) -> SimulateOptions:
+    options = SimulateOptions(
+        policy=key.system.removesuffix(PLANS),
+        slo_s=SLO_S,
+        replan=key.system.endswith(PLANS),
+        replan_every_s=key.slot_s,
+    )
+    is_quick = key.slot_s == QUICK_SLOT_S
+    return msgspec.structs.replace(options, start_up=QUICK_START_UP) if is_quick else options
+
+
+def _replan(options: SimulateOptions, spec: ClusterSpec) -> Replan:
+    from dilaserve_bench.twin.replan_options import make_replan
+
+    profiles = load_profiles(data_file("h100_llada.json"))
+    return make_replan(options, spec, profiles, data_file("gsm8k_llada_steps.json"))
+
+
+def _kept(done: Run, slot_s: float) -> Day:
+    loaded_at, end = LOADED_FROM * slot_s, float("inf")
+    spans = {"loaded": (loaded_at, end), "low": (0.0, loaded_at), "all": (0.0, end)}
+    n_slots = len(average_day().rates)
+    return Day(
+        slot_s=slot_s,
+        parts={name: _part(done, *span) for name, span in spans.items()},
+        slots=[_part(done, slot * slot_s, (slot + 1) * slot_s) for slot in range(n_slots)],
+        configurations=list(done.configurations),
+        plans=list(done.plans),
+        n_lost=sum(served.outcome != "done" for served in done.served),
+        n_rebuilds=done.measured.n_rebuilds,
+        cpu_s=round(done.wall_s, 1),
+    )
+
+
+def _part(run: Run, start_s: float, end_s: float) -> Part:
+    arrived = [served for served in run.served if start_s <= served.arrival.at_s < end_s]
+    latencies = sorted(served.latency_s for served in arrived if served.outcome == "done")
+    return Part(
+        n=len(arrived),
+        attainment=_mean([float(served.in_time) for served in arrived]),
+        mean_s=_mean(latencies),
+        p99_s=_rounded(quantile(latencies, 0.99)),
+        mean_threshold=_rounded(mean_threshold(run, start_s, end_s)),
+    )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return round(sum(values) / len(values), DIGITS) if values else None
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, DIGITS)
