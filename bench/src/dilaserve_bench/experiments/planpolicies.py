@@ -25,16 +25,14 @@ PLANS: Mapping[str, Mapping[str, Any]] = {
     "blockserve": {},
     "sangam, 512": {"plan_policy": "sangam", "plan_tokens": 512},
     "sangam, 1024": {"plan_policy": "sangam", "plan_tokens": 1024},
+    "sangam, 1280": {"plan_policy": "sangam", "plan_tokens": 1280},
     "sangam, 1536": {"plan_policy": "sangam", "plan_tokens": 1536},
     "static": {"plan_policy": "static"},
 }
 """By name, as in Point; a number is sangam's tokens of a pass."""
 LONG_PROMPT = 1792
 """Four requests with their outputs fill an instance; of GSM8K's, six."""
-RATES: Mapping[int, Sequence[float]] = {
-    N_PROMPT: (1.25, 1.5, 1.687),
-    LONG_PROMPT: (0.7, 0.85, 0.95),
-}
+RATES: Mapping[int, Sequence[float]] = {N_PROMPT: (1.4, 1.687), LONG_PROMPT: (0.8, 0.95, 1.1)}
 """Arrivals a second and GPU, by the length of the prompt."""
 POLICIES = ("infaas", "dilaserve")
 SECOND_MS = 1000.0
