@@ -33,7 +33,7 @@ OVERHEAD = 1.594
 """The step overhead that `calibration` fits; planner and twin both have it."""
 EVERY = 2
 """Every other of the day's 24 windows: 12."""
-ROUNDS = (Round(20.0, 150, 6), Round(60.0, 500, 2))
+ROUNDS = (Round(12.0, 120, 5), Round(40.0, 400, 2))
 QUICK_S, QUICK_EVERY = 3.0, 12
 QUICK_ROUNDS = (Round(1.0, 1, 2),)
 
