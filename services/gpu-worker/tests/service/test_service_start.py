@@ -9,7 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from dilaserve.store.records import MASKED, DecodingSpec
 from dilaserve_gpu_worker.__main__ import STOP_SIGNALS, main
+from dilaserve_gpu_worker.engine.types import Credit, EngineRequest
 from dilaserve_gpu_worker.loading import load_engine
 from dilaserve_gpu_worker.settings import WorkerSettings
 from dilaserve_gpu_worker.weights import weights_hash
@@ -38,6 +40,8 @@ def environment(make_folder, monkeypatch):
         ("CPU_AFFINITY", "999", "DILASERVE_CPU_AFFINITY='999'"),
         ("CPU_AFFINITY", "first", "DILASERVE_CPU_AFFINITY='first'"),
         ("DEVICE", "abacus", "device 'abacus' is unknown"),
+        ("PLAN_POLICY", "fifo", "DILASERVE_PLAN_POLICY='fifo'"),
+        ("PLAN_TOKENS", "0", "DILASERVE_PLAN_TOKENS='0': expected `int` >= 1"),
         ("THREADS", "0", "DILASERVE_THREADS='0': expected `int` >= 1"),
         ("KV_TOKENS", "-5", "DILASERVE_KV_TOKENS='-5': expected `int` >= 0"),
         ("NATS_URL", "nats://127.0.0.1:9", "no NATS server answers"),
@@ -71,6 +75,26 @@ def test_without_a_name_an_instance_is_called_after_its_host(make_folder, monkey
     _, info = load_engine(settings(make_folder(), kv_tokens=64))
     assert info.name == "gpu-3-rack-example"
     assert re.fullmatch(r"gpu-3-rack-example-[0-9a-f]{4}", info.instance_id)
+
+
+@pytest.mark.parametrize(
+    ("of", "ran"),
+    [
+        ({}, {"first", "second"}),
+        ({"plan_policy": "static"}, {"first"}),
+        ({"plan_policy": "sangam"}, {"first", "second"}),
+        ({"plan_policy": "sangam", "plan_tokens": 30}, {"first"}),
+    ],
+)
+def test_an_instance_plans_by_the_policy_that_it_is_told(make_folder, of, ran):
+    """One request is in its block's cache steps, another comes."""
+    engine, _ = load_engine(settings(make_folder(), kv_tokens=256, **of))
+    spec = DecodingSpec(n_output=16, block_length=16, seed=0, ignore_eos=True)
+    for name in ("first", "second"):
+        engine.add(EngineRequest(name, [5] * 40, spec, 0, [MASKED] * 16, Credit(1.0, 9)))
+        output = engine.step()
+        assert output is not None
+    assert {step.request_id for step in output.steps} == ran
 
 
 def test_the_pool_is_sized_from_memory_but_no_larger_than_needed(make_folder, monkeypatch):
