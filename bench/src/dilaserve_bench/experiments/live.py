@@ -180,7 +180,7 @@ def _row(policy: str, capacity: float, trace: Trace, live: Outcome, virtual: Out
         mean_threshold=live.mean_threshold,
         twin_mean_threshold=virtual.mean_threshold,
         busy=round(trace.busy, 3),
-        late_ms=round(1000 * max(answer.sent_at - answer.due_at for answer in trace.answers), 1),
+        late_ms=round(1000 * trace.late_s, 1),
     )
 
 
@@ -208,9 +208,13 @@ def page(document: Document[LiveRow]) -> Page:
     ]
     late = max((row.late_ms for row in document.rows), default=0.0)
     busy = max((row.busy for row in document.rows), default=0.0)
+    n_disturbed = sum(
+        note["role"] == "disturbed" for found in document.found.values() for note in found["traces"]
+    )
     beside = (
         f"the load generator was late by {late} ms at most; the core of all but the worker was "
-        f"busy for {busy:.0%} of the time at most"
+        f"busy for {busy:.0%} of the time at most; {n_disturbed} traces were driven again, since "
+        "the generator was late"
     )
     return Page([Table(head, rows)], [*notes, beside])
 

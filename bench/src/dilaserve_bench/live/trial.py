@@ -26,6 +26,10 @@ PATH = "/v1/completions"
 BURST_RATE = 10_000.0
 """Arrivals a second that are as good as all at once."""
 PAUSE_S = 3.0
+LATE_S = SLO_S / 4
+"""A generator that was later than this shows what else ran on the machine, not the stack: the trace
+is driven again, with other arrivals."""
+ATTEMPTS = 3
 
 
 class InterruptedTrialError(Exception):
@@ -41,11 +45,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     n_test: int = 1050
     fit_loads: tuple[float, ...] = (0.5, 1.5)
     """All of them before, between and after the tests, since machines have moods."""
-    test_loads: tuple[float, ...] = (0.7, 1.5)
+    test_loads: tuple[float, ...] = (0.6, 1.5)
+    """The first leaves every request its full threshold also where the stack takes more by lowered
+    ones: so close below that the median would hang on a hundredth of the load."""
     seed: int = 0
 
 
-Role = Literal["warm-up", "burst", "fit", "test"]
+Role = Literal["warm-up", "burst", "fit", "test", "disturbed"]
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +67,11 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     passes: list[SeenPass]
     busy: float = 0.0
     """Share of the time for which the cores beside the worker's were."""
+
+    @property
+    def late_s(self) -> float:
+        """By how much the generator was late, at the most."""
+        return max(answer.sent_at - answer.due_at for answer in self.answers)
 
     @property
     def throughput(self) -> float:
@@ -102,9 +113,17 @@ class Trial:
         capacity = (await self._drive("burst", BURST_RATE, plan.n_burst)).throughput
         for test_load in (*plan.test_loads, None):
             for load in plan.fit_loads:
-                await self._drive("fit", load * capacity, plan.n_fit)
+                await self._drive_in_time("fit", load * capacity, plan.n_fit)
             if test_load is not None:
-                await self._drive("test", test_load * capacity, plan.n_test)
+                await self._drive_in_time("test", test_load * capacity, plan.n_test)
+
+    async def _drive_in_time(self, role: Role, rate: float, n: int) -> None:
+        """Again, a few times, if the generator was late."""
+        for left in reversed(range(ATTEMPTS)):
+            trace = await self._drive(role, rate, n)
+            if trace.late_s <= LATE_S or not left:
+                return
+            self.traces[-1] = msgspec.structs.replace(trace, role="disturbed")
 
     async def _drive(self, role: Role, rate: float, n: int) -> Trace:
         if self._interrupted():
