@@ -33,8 +33,10 @@ from dilaserve_reconfigurator.members import Members
 from .streams import MODEL, Streamed, load_deltas, stream_one
 
 N_CLIENTS = 3
-LENGTHS = (32, 96, 32, 64, 32, 96)
-"""Short and long: one block to three."""
+LENGTHS = (32, 256, 32, 128, 32, 256)
+"""Short and long: one block to eight."""
+N_DATA = 32
+"""Of the problems; the rest of a canvas is whatever the model makes of it."""
 TIE = 1e-5
 """Nearer than this, another degree's sums may decide otherwise (DESIGN, determinism)."""
 
@@ -161,7 +163,7 @@ async def _executor(
 def body(index: int) -> dict[str, object]:
     """A request whose text, at a fixed threshold, depends on nothing."""
     length = LENGTHS[index % len(LENGTHS)]
-    problem = held_out_problem("total" if index % 2 else "walk", length, 11, index, LONG_CHAINS)
+    problem = held_out_problem("total" if index % 2 else "walk", N_DATA, 11, index, LONG_CHAINS)
     return {
         "model": MODEL.name,
         "messages": [{"role": "user", "content": problem.prompt}],
@@ -212,11 +214,20 @@ class Load:
             self.answers.append((which, await stream_one(client, body(which))))
 
 
-async def check_texts(live: Live, load: Load, reference: Sequence[Sequence[Delta]]) -> int:
-    """All of them are the undisturbed run's, but for those that differ first where two degrees may;
-    how many these are. And no committed token changed."""
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """Of so many requests so many moved, and so many have a text decided by a tie."""
+
+    n_requests: int
+    n_moved: int
+    n_ties: int
+
+
+async def check_texts(live: Live, load: Load, reference: Sequence[Sequence[Delta]]) -> Checked:
+    """All of them are the undisturbed run's, but for those that differ first where two degrees may.
+    And no committed token changed."""
     histories = await load_deltas(live.stack, [stream for _, stream in load.answers])
-    n_ties = 0
+    n_ties = n_moved = 0
     for (which, _), deltas in zip(load.answers, histories, strict=True):
         canvas: dict[int, int] = {}
         for delta in deltas:
@@ -224,7 +235,8 @@ async def check_texts(live: Live, load: Load, reference: Sequence[Sequence[Delta
                 assert canvas.setdefault(position, token) == token, "a committed token changed"
         assert sorted(canvas) == list(range(LENGTHS[which]))
         n_ties += differs_by_a_tie(deltas, reference[which])
-    return n_ties
+        n_moved += deltas[-1].epoch > 1
+    return Checked(len(load.answers), n_moved, n_ties)
 
 
 def differs_by_a_tie(ours: Sequence[Delta], theirs: Sequence[Delta]) -> bool:

@@ -251,7 +251,8 @@ class Execution:
             return [] if is_drained else self._drained(now, instance_id)
         if not self._is_too_low():
             return []
-        return [*(Resume(name) for name in self._step.terminate), *self._cut_short()]
+        staying = sorted(self.capacity.names() & set(self._step.terminate))
+        return [*(Resume(name) for name in staying), *self._cut_short()]
 
     def _cut_short(self) -> list[Effect]:
         died = ", ".join(sorted(self.capacity.lost)) or "an instance"

@@ -186,7 +186,7 @@ class _Run:
                     drain = self._drain(effect.instance_id)
                     self._draining[effect.instance_id] = self._tasks.create_task(drain)
                 case Resume():
-                    self._draining.pop(effect.instance_id).cancel()
+                    self._draining.pop(effect.instance_id).cancel()  # before it is taken back
                     self._tasks.create_task(self._resume(effect.instance_id))
                 case Stop():
                     self._watch(self._stop(effect.instance_id))

@@ -257,6 +257,13 @@ def test_death_in_the_middle_of_a_step_cuts_it_short_before_the_next() -> None:
     assert ours.phase == "cut_short"
 
 
+def test_one_that_died_while_it_drained_is_not_resumed() -> None:
+    ours, first, others = eight_ones_to_two_fours(floor=4)
+    ours.start(0.0)
+    assert ours.handle(1.0, Lost(first[0])) == []
+    assert ours.handle(1.0, Lost(others[0])) == [Resume(name) for name in first[1:]]
+
+
 def test_death_where_no_floor_is_to_be_kept_does_not_matter() -> None:
     ours, _, others = eight_ones_to_two_fours(floor=0)
     ours.start(0.0)
