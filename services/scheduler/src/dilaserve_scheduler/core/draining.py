@@ -86,7 +86,8 @@ class Draining:
         n_requests = len(instance.requests)
         text = f"instance {instance.instance_id} is to get empty; it has {n_requests} requests"
         self._outbox.log("info", text)
-        self._advancing.decide(now, self._policy.left(now, instance))
+        if instance.state == "live":  # the policy knows no others
+            self._advancing.decide(now, self._policy.left(now, instance))
         for request in list(instance.requests.values()):
             self._advancing.go_on(now, request)
 
