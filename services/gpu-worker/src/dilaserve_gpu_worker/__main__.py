@@ -70,9 +70,10 @@ async def _serve(
         stack.callback(telemetry.close)
         graphs = graphs_of(settings, torch.device(info.device), engine.attention)
         log.info(
-            "model %s on %s, tensor parallelism %d, cache %s, attention %s, CUDA graphs %s",
+            "model %s on %s, tensor parallelism %d, cache %s, attention %s, CUDA graphs %s, "
+            "torch.compile %s",
             *(info.model_id, info.device, info.tp_degree, info.cache_mode),
-            *(engine.attention, graphs.words),
+            *(engine.attention, graphs.words, settings.compile),
         )
         bus = await connect_nats(
             settings.nats_url,

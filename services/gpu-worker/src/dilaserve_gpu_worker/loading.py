@@ -20,7 +20,7 @@ from dilaserve_gpu_worker.engine.plan_policy import build_plan_policy
 from dilaserve_gpu_worker.models.model import Model
 from dilaserve_gpu_worker.parallel import Ranks, launch_ranks
 from dilaserve_gpu_worker.settings import WorkerSettings
-from dilaserve_gpu_worker.speedups import GraphsChoice, choose_graphs
+from dilaserve_gpu_worker.speedups import GraphsChoice, choose_graphs, compile_if
 from dilaserve_gpu_worker.weights import load_model, read_config, shard_config, weights_hash
 
 __all__ = ["graphs_of", "load_engine", "start_ranks", "use_cores"]
@@ -46,6 +46,7 @@ def start_ranks(settings: WorkerSettings) -> Ranks | None:
         block_length=settings.block_length,
         max_batch_tokens=settings.max_batch_tokens,
         kv_tokens=settings.kv_tokens,
+        compile_blocks=settings.compile,
     )
 
 
@@ -62,6 +63,7 @@ def load_engine(
         dtype=choose_dtype(settings.dtype),
         peers=ranks.peers if ranks else None,
     )
+    compile_if(settings.compile, model)
     attention = choose_attention(settings.attention, model.config, model.device, model.dtype)
     graphs = graphs_of(settings, model.device, attention)
     n_kv_tokens = _n_kv_tokens(settings, model, attention, graphs)

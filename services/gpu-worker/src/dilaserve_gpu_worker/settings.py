@@ -38,6 +38,9 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
         "replay passes made of cache steps alone as CUDA graphs; auto: on one GPU, where the "
         "attention backend can be captured",
     ] = "auto"
+    compile: Annotated[
+        Literal["off", "on"], "have torch compile the model's blocks, at the first passes"
+    ] = "off"
     max_batch_tokens: Annotated[int, "most tokens computed in one forward pass", AT_LEAST_ONE] = (
         8192
     )

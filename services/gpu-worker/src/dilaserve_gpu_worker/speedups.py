@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal
 
 import torch
@@ -12,8 +15,9 @@ from dilaserve.messages import CacheMode
 from dilaserve_gpu_worker.attention import STATIC
 from dilaserve_gpu_worker.engine.cuda_graphs import CudaCapture
 from dilaserve_gpu_worker.engine.graphs import GraphOptions
+from dilaserve_gpu_worker.models.model import Model
 
-__all__ = ["AutoOnOff", "GraphsChoice", "choose_graphs"]
+__all__ = ["AutoOnOff", "GraphsChoice", "choose_graphs", "compile_if"]
 
 AutoOnOff = Literal["auto", "on", "off"]
 
@@ -53,6 +57,24 @@ def choose_graphs(
             False, "off (collectives in graphs are not measured yet; DILASERVE_CUDA_GRAPHS=on)"
         )
     return GraphsChoice(True, "on")
+
+
+def compile_if(setting: Literal["off", "on"], model: Model) -> None:
+    """Have a model compiled where that is asked for. Raises SettingsError where what compiles is
+    missing."""
+    if setting == "off":
+        return
+    missing = _missing_compiler(model.device)
+    if missing:
+        raise SettingsError(f"DILASERVE_COMPILE=on needs {missing}; install it, or use off")
+    model.compile()
+
+
+def _missing_compiler(device: torch.device) -> str:
+    if device.type == "cuda":
+        return "" if find_spec("triton") else "the package triton"
+    compilers = (os.environ.get("CXX", "g++"), "g++", "clang++")
+    return "" if any(map(shutil.which, compilers)) else "a C++ compiler, g++ or that of CXX"
 
 
 def _obstacle(device: torch.device, cache_mode: CacheMode, attention: str) -> str:

@@ -43,6 +43,10 @@ class Model(Protocol):
         nothing of worth. For trials of what a pass takes."""
         ...
 
+    def compile(self) -> None:
+        """Have torch compile what it can, when it first runs."""
+        ...
+
     def hidden(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         """Last hidden states TD, before the final norm. Positions count from 0 in a request."""
         ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -30,6 +32,57 @@ def feed_forward(x_TD: Tensor, gate_up_YD: Tensor, down_DF: Tensor) -> Tensor:
     """SwiGLU; `gate_up_YD` holds the rows of the gate, then those of the other factor."""
     gate_TF, up_TF = F.linear(x_TD, gate_up_YD).chunk(2, dim=-1)
     return F.linear(F.silu(gate_TF).mul_(up_TF), down_DF)
+
+
+class Project(Protocol):
+    """`project_qkv` of a model."""
+
+    def __call__(
+        self,
+        h_TD: Tensor,
+        norm_D: Tensor,
+        qkv_XD: Tensor,
+        qkv_bias_X: Tensor | None,
+        cos_T1A: Tensor,
+        sin_T1A: Tensor,
+        eps: float,
+    ) -> tuple[Tensor, Tensor]:
+        """Rotated queries and keys, and values."""
+        ...
+
+
+class Feed(Protocol):
+    """`feed`, compiled or not."""
+
+    def __call__(
+        self, h_TD: Tensor, norm_D: Tensor, gate_up_YD: Tensor, down_DF: Tensor, eps: float
+    ) -> Tensor:
+        """What to add."""
+        ...
+
+
+def project_qkv(
+    h_TD: Tensor,
+    norm_D: Tensor,
+    qkv_XD: Tensor,
+    qkv_bias_X: Tensor | None,
+    cos_T1A: Tensor,
+    sin_T1A: Tensor,
+    eps: float,
+    *,
+    n_q: int,
+    n_kv: int,
+) -> tuple[Tensor, Tensor]:
+    """From residuals to what attention wants: rotated queries, then keys, T(H+G)A, and values."""
+    qkv_TX = F.linear(rms_norm(h_TD, norm_D, eps), qkv_XD, qkv_bias_X)
+    qkv_TXA = qkv_TX.view(len(h_TD), n_q + 2 * n_kv, -1)
+    qk_TXA = qkv_TXA[:, : n_q + n_kv].to(cos_T1A.dtype)
+    return rotate(qk_TXA, cos_T1A, sin_T1A).to(h_TD.dtype), qkv_TXA[:, n_q + n_kv :]
+
+
+def feed(h_TD: Tensor, norm_D: Tensor, gate_up_YD: Tensor, down_DF: Tensor, eps: float) -> Tensor:
+    """What a block's second half adds to the residuals."""
+    return feed_forward(rms_norm(h_TD, norm_D, eps), gate_up_YD, down_DF)
 
 
 def rotary_tables(config: ModelConfig, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -18,11 +19,13 @@ from torch import Tensor
 from dilaserve_gpu_worker.models.config import ModelConfig
 from dilaserve_gpu_worker.models.model import Attend
 from dilaserve_gpu_worker.models.parts import (
+    Feed,
+    Project,
     embed,
-    feed_forward,
+    feed,
+    project_qkv,
     rms_norm,
     rotary_tables,
-    rotate,
 )
 from dilaserve_gpu_worker.models.peers import Apart, Peers
 
@@ -62,6 +65,8 @@ class Transformer(ABC):
         cos_PA, sin_PA = rotary_tables(config, self.device)
         rotary = self._rotary_dtype()
         self._cos_PA, self._sin_PA = cos_PA.to(rotary), sin_PA.to(rotary)
+        self._project: Project = partial(project_qkv, n_q=config.n_heads, n_kv=config.n_kv_heads)
+        self._feed: Feed = feed
 
     @abstractmethod
     def _rotary_dtype(self) -> torch.dtype:
@@ -82,6 +87,11 @@ class Transformer(ABC):
         peers = Apart(self._peers.rank, self._peers.degree)
         return type(self)(self.config, self._weights, peers)
 
+    def compile(self) -> None:
+        """Have torch compile all between attention and the ranks' sums, once for all layers, when
+        they first run; values may change in their last bits."""
+        self._project, self._feed = torch.compile(self._project), torch.compile(self._feed)
+
     def hidden(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         """Last hidden states TD, before the final norm. Positions count from 0 within a request."""
         reduce = self._peers.reduce
@@ -90,30 +100,16 @@ class Transformer(ABC):
         sin_T1A = self._sin_PA[positions_T].unsqueeze(1)
         eps = self.config.rms_norm_eps
         for index, layer in enumerate(self._weights.layers):
-            x_TD = rms_norm(h_TD, layer.attn_norm_D, eps)
-            h_TD += reduce(self._attention(index, layer, x_TD, cos_T1A, sin_T1A, attend))
-            x_TD = rms_norm(h_TD, layer.ff_norm_D, eps)
-            h_TD += reduce(feed_forward(x_TD, layer.gate_up_YD, layer.down_DF))
+            qk_TXA, v_TGA = self._project(
+                h_TD, layer.attn_norm_D, layer.qkv_XD, layer.qkv_bias_X, cos_T1A, sin_T1A, eps
+            )
+            n_q = self.config.n_heads
+            o_THA = attend(index, qk_TXA[:, :n_q], qk_TXA[:, n_q:], v_TGA)
+            h_TD += reduce(F.linear(o_THA.flatten(1), layer.attn_out_DX))
+            h_TD += reduce(self._feed(h_TD, layer.ff_norm_D, layer.gate_up_YD, layer.down_DF, eps))
         return h_TD
 
     def logits(self, h_ND: Tensor) -> Tensor:
         """Logits NV in fp32, one row for each of `h_ND`."""
         x_ND = rms_norm(h_ND, self._weights.final_norm_D, self.config.rms_norm_eps)
         return self._peers.gather(F.linear(x_ND, self._weights.head_VD)).float()
-
-    def _attention(
-        self,
-        index: int,
-        layer: LayerWeights,
-        x_TD: Tensor,
-        cos_T1A: Tensor,
-        sin_T1A: Tensor,
-        attend: Attend,
-    ) -> Tensor:
-        n_q, n_kv = self.config.n_heads, self.config.n_kv_heads
-        qkv_TX = F.linear(x_TD, layer.qkv_XD, layer.qkv_bias_X)
-        qkv_TXA = qkv_TX.view(len(x_TD), n_q + 2 * n_kv, self.config.head_dim)
-        qk_TXA = qkv_TXA[:, : n_q + n_kv].to(cos_T1A.dtype)
-        qk_TXA = rotate(qk_TXA, cos_T1A, sin_T1A).to(x_TD.dtype)
-        o_THA = attend(index, qk_TXA[:, :n_q], qk_TXA[:, n_q:], qkv_TXA[:, n_q + n_kv :])
-        return F.linear(o_THA.flatten(1), layer.attn_out_DX)

@@ -29,7 +29,7 @@ from dilaserve_gpu_worker.parallel.frames import (
     write_frame,
 )
 from dilaserve_gpu_worker.parallel.group import GroupPeers
-from dilaserve_gpu_worker.speedups import choose_graphs
+from dilaserve_gpu_worker.speedups import choose_graphs, compile_if
 from dilaserve_gpu_worker.weights import load_model
 
 
@@ -58,6 +58,7 @@ def _serve(orders: IO[bytes], answers: IO[bytes]) -> None:
     model = load_model(
         Path(spec.folder), device=device, dtype=choose_dtype(spec.dtype), peers=peers
     )
+    compile_if(spec.compile_blocks, model)
     attention = choose_attention(spec.attention, model.config, device, model.dtype)
     graphs = choose_graphs(
         spec.cuda_graphs,

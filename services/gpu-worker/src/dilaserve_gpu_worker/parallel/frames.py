@@ -6,7 +6,7 @@ An end of the pipe where a frame should begin means that the other side has ende
 from __future__ import annotations
 
 import struct
-from typing import IO
+from typing import IO, Literal
 
 import msgspec
 import numpy as np
@@ -39,6 +39,7 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_batch_tokens: int
     kv_tokens: int
     """0: as many as fit."""
+    compile_blocks: Literal["off", "on"]
     mask_id: int
 
 

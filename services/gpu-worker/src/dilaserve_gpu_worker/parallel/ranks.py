@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Literal
 
 import msgspec
 import torch
@@ -130,6 +130,7 @@ def launch_ranks(
     block_length: int = 32,
     max_batch_tokens: int = 8192,
     kv_tokens: int = 0,
+    compile_blocks: Literal["off", "on"] = "off",
 ) -> Ranks:
     """Start ranks 1 to `degree` - 1, which begin to load. `device` is that of rank 0; the others
     take the CUDA devices behind it. Raises SettingsError when there are not enough of them.
@@ -152,6 +153,7 @@ def launch_ranks(
             block_length=block_length,
             max_batch_tokens=max_batch_tokens,
             kv_tokens=kv_tokens,
+            compile_blocks=compile_blocks,
             mask_id=mask_id,
         )
         ranks.append(_start(spec))
