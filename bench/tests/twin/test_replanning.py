@@ -183,6 +183,17 @@ def test_an_instance_that_dies_is_planned_without(
     assert max(each.n_taken for each in run.configurations) == 4
 
 
+@pytest.mark.parametrize("at_s", [1.0, 2.2])
+def test_an_instance_that_dies_is_replaced(monkeypatch: pytest.MonkeyPatch, at_s: float) -> None:
+    """Whether nothing else is going on, or a plan is made just then that changes nothing."""
+    dead = Fault(at_s=at_s, action="kill", instance=3)
+    run = planned(monkeypatch, Scripted({1: 4}), load(10.0), faults=[dead])
+    assert {served.outcome for served in run.served} == {"done"}
+    after = [each for each in run.configurations if each.at_s >= at_s]
+    assert [each.serving for each in after] == [{1: 3}, {1: 3}, {1: 4}]
+    assert [each.n_taken for each in after] == [3, 4, 4]
+
+
 def small(**changes: object) -> SimulateOptions:
     values: dict[str, object] = {
         "instances": "2xtp4",

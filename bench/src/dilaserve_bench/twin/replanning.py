@@ -2,12 +2,14 @@
 instances. Decides nothing itself; knows neither the scheduler nor what an instance does.
 
 A plan takes `plan_s` to make. The next one is made `every_s` later, or when the last one has been
-carried out, if that takes longer.
+carried out, if that takes longer. In between what is wanted is kept: an instance that dies is
+replaced, a plan that is given up is undone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -27,6 +29,7 @@ from dilaserve_reconfigurator.execution import (
     Execution,
     Failed,
     Launch,
+    Lost,
     Patience,
     Resume,
     Stop,
@@ -36,8 +39,17 @@ from dilaserve_reconfigurator.monitor import Monitor
 from dilaserve_reconfigurator.planner import Cluster, Planner, PlannerOptions, place
 from dilaserve_reconfigurator.record import PlanRecord
 from dilaserve_reconfigurator.route import find_route
+from dilaserve_reconfigurator.solving import solve
+from dilaserve_reconfigurator.stage2 import Placed, Transition, build_model, read_plan
 
 __all__ = ["ReplanSpec", "Replanner"]
+
+KEEP_S = 1.0
+"""After which it is looked whether all instances run that are wanted."""
+RETRY_S = 30.0
+"""After what could not be brought about."""
+MOVES_S = 3600.0
+"""For the way from one mix to another: never reached, like `ReplanSpec.planner.budget_s`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +63,8 @@ class ReplanSpec:
     window_s: float = 300.0
     plan_s: float = 2.0
     start_up: StartUp = field(default_factory=StartUp)
+    floor: int = 0
+    """GPUs that are to serve all the time, where there is a way."""
     slo_s: float = 30.0
     """Of requests that bring none."""
 
@@ -73,7 +87,9 @@ class Replanner:
         self._execution: Execution | None = None
         self._record: PlanRecord | None = None
         self._is_overdue = False
-        self._dead: set[str] = set()
+        self._wanted: Mapping[int, int] = Counter(degrees)
+        self._before: Mapping[int, int] = self._wanted
+        """What to go back to when a plan is given up."""
         self._numbers: dict[int, int] = {}
         """Of the instances that were launched, by attempt."""
         self._settle(degrees)
@@ -103,11 +119,12 @@ class Replanner:
             self._monitor.alive(self._timeline.now)
 
     def died(self, number: int) -> None:
-        """An instance is gone for good, and nobody asked it to. A plan under way does not look
-        at that before it is done."""
-        self._dead.add(_name(number))
-        if not self.is_busy:
-            self._bury()
+        """An instance is gone for good, and nobody asked it to."""
+        name = _name(number)
+        if any(placed.instance_id == name for placed in self.gpus.serving()):
+            self.gpus.free(self._timeline.now, name)
+            self._happened(Lost(name))
+            self._timeline.after(KEEP_S, self._keep)
 
     # --- plans ---------------------------------------------------------------------------------
 
@@ -124,10 +141,30 @@ class Replanner:
             self._timeline.after(self._spec.plan_s, self._apply, record)
 
     def _apply(self, record: PlanRecord) -> None:
-        running = self.gpus.serving()
+        if self.is_busy:  # an instance has died since, and is being replaced
+            return
         assert record.transition is not None
         self._record = record
-        self._execution = Execution(find_route(record.transition, running), running, self._patience)
+        self._before, self._wanted = self._wanted, _positive(record.target.counts)
+        self._execute(record.transition)
+
+    def _keep(self, _: None) -> None:
+        running = self.gpus.serving()
+        degrees = Counter(placed.slot.tp_degree for placed in running)
+        if not self.is_busy and degrees != self._wanted:
+            self._execute(self._way(running, {**dict.fromkeys(degrees, 0), **self._wanted}))
+
+    def _way(self, running: Sequence[Placed], wanted: Mapping[int, int]) -> Transition:
+        model = build_model(self._spec.nodes, running, wanted)
+        solve(model, MOVES_S)
+        return read_plan(model)
+
+    def _execute(self, transition: Transition) -> None:
+        running, spec = self.gpus.serving(), self._spec
+        route = find_route(transition, running)
+        self._execution = Execution(
+            route, running, self._patience, nodes=spec.nodes, floor=spec.floor
+        )
         self._carry_out(self._execution.start(self._timeline.now))
 
     @property
@@ -154,21 +191,16 @@ class Replanner:
             self._timeline.at(max(wake_at, self._timeline.now), self._tick, execution)
 
     def _over(self, execution: Execution) -> None:
-        assert self._record is not None
-        if execution.phase == "done":
+        if execution.phase == "done" and self._record is not None:
             self._planner.changed(self._timeline.now, self._record)
+        if execution.phase == "given_up":
+            self._wanted = self._before
         self._execution = self._record = None
         self._hands.settle()
-        self._bury()
+        self._timeline.after(KEEP_S if execution.phase == "done" else RETRY_S, self._keep)
         if self._is_overdue:
             self._is_overdue = False
             self._due(None)
-
-    def _bury(self) -> None:
-        for placed in self.gpus.serving():
-            if placed.instance_id in self._dead:
-                self.gpus.free(self._timeline.now, placed.instance_id)
-        self._dead.clear()
 
     # --- what they do to the cluster -----------------------------------------------------------
 
@@ -206,7 +238,7 @@ class Replanner:
     def _up(self, number: int, attempt: int) -> None:
         self._hands.settle()
         self.gpus.serve(self._timeline.now, _name(number))
-        self._happened(Up(attempt))
+        self._happened(Up(attempt, _name(number)))
 
     def _abort(self, attempt: int) -> None:
         number = self._numbers[attempt]
@@ -237,6 +269,10 @@ def _note(record: PlanRecord) -> PlanNote:
         present={d: n for d, n in sorted(record.present.counts.items()) if n},
         target={d: n for d, n in sorted(record.target.counts.items()) if n},
     )
+
+
+def _positive(counts: Mapping[int, int]) -> Mapping[int, int]:
+    return Counter({degree: n for degree, n in counts.items() if n})
 
 
 def _name(number: int) -> str:
