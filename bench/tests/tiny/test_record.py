@@ -12,7 +12,13 @@ from transformers import PreTrainedTokenizerFast
 
 from dilaserve.recording import complete_runs, is_complete, read_runs
 from dilaserve_bench.tiny.evaluate import Case, denoise, held_out_cases
-from dilaserve_bench.tiny.record import THRESHOLDS, plan_runs, record
+from dilaserve_bench.tiny.record import (
+    THRESHOLDS,
+    plan_runs,
+    plan_uneven,
+    record,
+    uneven_cases,
+)
 from dilaserve_gpu_worker.weights import load_model
 
 TINY = Path(__file__).parents[3] / "models" / "tiny"
@@ -50,6 +56,27 @@ def test_steps_are_those_of_the_engine(cases: list[Case]) -> None:
         n_steps = [n for _, n in denoise(model, cases, "dual", lambda *_, t=threshold: t)]
         fixed = [run for run in plan if run.thresholds == (threshold,)]
         assert [len(runs[run.run_id]) for run in fixed] == n_steps
+
+
+def test_uneven_problems_end_early_unless_that_is_ignored() -> None:
+    torch.set_num_threads(1)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(TINY)
+    cases = uneven_cases(tokenizer, ["echo", "shift"], 2, SEED)
+    assert cases == uneven_cases(tokenizer, ["echo", "shift"], 2, SEED)
+    plans = {ignored: plan_uneven(cases, SEED, ignore_eos=ignored) for ignored in (False, True)}
+    run_ids = [run.run_id for plan in plans.values() for run in plan]
+    assert len(set(run_ids)) == len(run_ids) == 2 * 4 * 2 * (len(THRESHOLDS) + 3)
+    prompt_ids = [{run.prompt_id for run in plan} for plan in plans.values()]
+    assert prompt_ids[0] == prompt_ids[1]
+    assert len(prompt_ids[0]) == 4
+    model = load_model(TINY)
+    ends = {
+        ignored: [run[-1] for run in record(model, "tiny", plan, ignore_eos=ignored)]
+        for ignored, plan in plans.items()
+    }
+    assert any(end.finish_reason == "stop" for end in ends[False])
+    assert any(end.n_unmasked < end.n_output for end in ends[False])
+    assert all(end.n_unmasked == end.n_output for end in ends[True])
 
 
 def test_the_command_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -2,15 +2,18 @@
 
     python -m dilaserve_bench.tiny.record --model models/tiny --problems 60 --seed 77 --out FILE
 
-What is recorded of a prompt, and how, is the business of `dilaserve record`; here are the problems.
+What is recorded of a prompt, and how, is the business of `dilaserve record`; here are the problems:
+those whose answers fill their canvas, and with `--uneven` those that end before it, or behind it.
 Runs that FILE has stay as they are.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -20,15 +23,34 @@ from transformers import PreTrainedTokenizerFast
 
 from dilaserve.messages import CacheMode
 from dilaserve.recording import RecordedStep, StepWriter, complete_runs
-from dilaserve_bench.tiny.evaluate import Case, held_out_cases
+from dilaserve_bench.tiny.evaluate import Case, held_out_cases, prompt_ids
 from dilaserve_bench.tiny.layout import BLOCK_LENGTH
-from dilaserve_bench.tiny.tasks import TASKS
+from dilaserve_bench.tiny.tasks import TASKS, held_out_problem
 from dilaserve_gpu_worker import recording
 from dilaserve_gpu_worker.models.model import Model
 from dilaserve_gpu_worker.recording import THRESHOLDS, PlannedRun, Prompt, Recorder
 from dilaserve_gpu_worker.weights import load_model
 
-__all__ = ["THRESHOLDS", "PlannedRun", "plan_runs", "record"]
+__all__ = ["THRESHOLDS", "PlannedRun", "Uneven", "plan_runs", "plan_uneven", "record"]
+__all__ += ["uneven_cases"]
+
+CANVASES = (32, 48, 64, 96, 128)
+N_CANVASES = 2
+"""Of each problem whose answer does not fill them."""
+SHORTEST, LONGEST = 2, 64
+"""Of the answers of these problems, in tokens; those of sums are whole blocks."""
+ENDS_PER_IGNORED = 3
+"""Of so many such problems one is run with its end ignored, too: few requests ask for that, and to
+the predictor the two look the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Uneven:
+    """A problem to be solved on canvases that its answer does not fill."""
+
+    case: Case
+    index: int
+    canvases: tuple[int, ...]
 
 
 def plan_runs(cases: Sequence[Case], seed: int) -> list[PlannedRun]:
@@ -44,11 +66,40 @@ def plan_runs(cases: Sequence[Case], seed: int) -> list[PlannedRun]:
     return recording.plan_runs(prompts, seed=seed)
 
 
+def uneven_cases(
+    tokenizer: PreTrainedTokenizerFast, tasks: Sequence[str], n_per_task: int, seed: int
+) -> list[Uneven]:
+    """`n_per_task` problems of each task, of random lengths, with random canvases for each."""
+    return [
+        _uneven(tokenizer, task, index, seed) for task in tasks for index in range(n_per_task)
+    ]
+
+
+def plan_uneven(cases: Sequence[Uneven], seed: int, *, ignore_eos: bool) -> list[PlannedRun]:
+    """The runs of `cases` on each of their canvases: a prompt has one id on all of them, whether
+    its end is heeded or not, so that training does not part them."""
+    ending = "-on" if ignore_eos else ""
+    return [
+        replace(run, run_id=f"{run.prompt_id}-in-{n_output}{ending}/{run.run_id.split('/')[1]}")
+        for each in cases
+        for n_output in each.canvases
+        for run in recording.plan_runs([_prompt(each, n_output, seed)], seed=seed)
+    ]
+
+
 def record(
-    model: Model, model_id: str, runs: Sequence[PlannedRun], *, cache: CacheMode = "dual"
+    model: Model,
+    model_id: str,
+    runs: Sequence[PlannedRun],
+    *,
+    cache: CacheMode = "dual",
+    ignore_eos: bool = False,
 ) -> Iterator[list[RecordedStep]]:
     """The steps of each run, in the order in which they end."""
-    yield from Recorder(model, model_id, cache=cache, block_length=BLOCK_LENGTH).record(runs)
+    recorder = Recorder(
+        model, model_id, cache=cache, block_length=BLOCK_LENGTH, ignore_eos=ignore_eos
+    )
+    yield from recorder.record(runs)
 
 
 def main() -> None:
@@ -56,19 +107,47 @@ def main() -> None:
     args = _arguments()
     torch.set_num_threads(args.threads)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(args.model)
-    cases = held_out_cases(tokenizer, list(TASKS), args.problems, args.seed)
+    filled = held_out_cases(tokenizer, list(TASKS), args.problems, args.seed)
+    uneven = uneven_cases(tokenizer, list(TASKS), args.uneven, args.seed)
+    plans = {
+        False: plan_runs(filled, args.seed) + plan_uneven(uneven, args.seed, ignore_eos=False),
+        True: plan_uneven(uneven[::ENDS_PER_IGNORED], args.seed, ignore_eos=True),
+    }
     done = complete_runs(args.out)
-    wanted = [run for run in plan_runs(cases, args.seed) if run.run_id not in done]
-    recorded = record(load_model(args.model), args.model.resolve().name, wanted)
+    model, model_id = load_model(args.model), args.model.resolve().name
     with StepWriter(args.out) as writer:
-        for steps in track(recorded, total=len(wanted), console=Console(file=sys.stderr)):
-            writer.write(steps)
+        for ignore_eos, plan in plans.items():
+            wanted = [run for run in plan if run.run_id not in done]
+            recorded = record(model, model_id, wanted, ignore_eos=ignore_eos)
+            for steps in track(recorded, total=len(wanted), console=Console(file=sys.stderr)):
+                writer.write(steps)
+
+
+def _uneven(tokenizer: PreTrainedTokenizerFast, task: str, index: int, seed: int) -> Uneven:
+    chance = random.Random(f"{seed}/{task}/{index}")
+    length = 2 * chance.randint(SHORTEST // 2, LONGEST // 2)
+    if task == "add":
+        length = BLOCK_LENGTH * chance.randint(1, LONGEST // BLOCK_LENGTH)
+    problem = held_out_problem(task, length, seed, index)
+    canvases = chance.sample([n for n in CANVASES if n != length], N_CANVASES)
+    return Uneven(Case(problem, prompt_ids(tokenizer, problem.prompt)), index, tuple(canvases))
+
+
+def _prompt(each: Uneven, n_output: int, seed: int) -> Prompt:
+    return Prompt(
+        prompt_id=f"{each.case.problem.task}-{seed}-uneven-{each.index}",
+        prompt_ids=each.case.prompt,
+        n_output=n_output,
+    )
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--problems", type=int, default=60, help="of each task")
+    parser.add_argument(
+        "--uneven", type=int, default=0, help="of each task, with answers that do not fill them"
+    )
     parser.add_argument("--seed", type=int, default=77, help="of the problems")
     parser.add_argument("--out", type=Path, required=True, help="file of recorded steps")
     parser.add_argument("--threads", type=int, default=1)
