@@ -74,6 +74,8 @@ def run(session: Session) -> Document[WindowRow]:
     rows = []
     every = QUICK_EVERY if session.is_quick else EVERY
     for window, rate in list(enumerate(day.rates))[::every]:
+        if session.watch.is_stopped:
+            break
         chosen = _choose(rate, overhead, kept, min_gain=0.0)
         kept = _choose(rate, overhead, kept, min_gain=0.1)
         candidates = {
