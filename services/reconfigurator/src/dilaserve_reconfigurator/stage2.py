@@ -18,21 +18,10 @@ from typing import Any
 import msgspec
 import pyomo.environ as pyo
 
+from dilaserve_reconfigurator.slots import Slot
 from dilaserve_reconfigurator.snapshot import PlanningError
 
 __all__ = ["Placed", "Slot", "Transition", "build_model", "read_plan"]
-
-
-class Slot(msgspec.Struct, frozen=True):
-    """A place for an instance: GPUs of one node."""
-
-    node: int
-    gpus: tuple[int, ...]
-
-    @property
-    def tp_degree(self) -> int:
-        """Of the instance that fits."""
-        return len(self.gpus)
 
 
 class Placed(msgspec.Struct, frozen=True):

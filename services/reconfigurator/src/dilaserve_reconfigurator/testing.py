@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from dilaserve_reconfigurator.launchers import Launched, Launcher, LaunchError
-from dilaserve_reconfigurator.stage2 import Slot
+from dilaserve_reconfigurator.slots import Slot
 
 __all__ = ["ONE", "SLEEP", "TWO", "LauncherContract", "Make"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dilaserve.errors import DiLaServeError
-from dilaserve_reconfigurator.stage2 import Slot
+from dilaserve_reconfigurator.slots import Slot
 
 __all__ = ["LaunchError", "Launched", "Launcher", "refuse_beside"]
 

@@ -21,7 +21,7 @@ from dilaserve_reconfigurator.launchers.docker_host import (
     HostError,
     RefusedError,
 )
-from dilaserve_reconfigurator.stage2 import Slot
+from dilaserve_reconfigurator.slots import Slot
 
 __all__ = ["DockerLauncher", "Host", "cpu_spec", "gpu_spec"]
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from dilaserve_reconfigurator.launchers import Launched, LaunchError, refuse_beside
-from dilaserve_reconfigurator.stage2 import Slot
+from dilaserve_reconfigurator.slots import Slot
 
 __all__ = ["ProcessLauncher", "cpu_environ", "cuda_environ"]
 
