@@ -70,9 +70,7 @@ def uneven_cases(
     tokenizer: PreTrainedTokenizerFast, tasks: Sequence[str], n_per_task: int, seed: int
 ) -> list[Uneven]:
     """`n_per_task` problems of each task, of random lengths, with random canvases for each."""
-    return [
-        _uneven(tokenizer, task, index, seed) for task in tasks for index in range(n_per_task)
-    ]
+    return [_uneven(tokenizer, task, index, seed) for task in tasks for index in range(n_per_task)]
 
 
 def plan_uneven(cases: Sequence[Uneven], seed: int, *, ignore_eos: bool) -> list[PlannedRun]:
