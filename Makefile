@@ -8,8 +8,8 @@ DISTS := shared[embedded] services/gateway services/scheduler services/gpu-worke
 	services/reconfigurator bench
 MANIFESTS := constraints.txt requirements-dev.txt pyproject.toml shared/pyproject.toml \
 	$(wildcard services/*/pyproject.toml) bench/pyproject.toml
-EXPERIMENTS := calibration fig10 ahead overhead ablation fig11 fig13 realday quality fig3 fig9 \
-	predictor deciding table6 planpolicies live
+EXPERIMENTS := calibration fig10 ahead overhead ablation fig11 fig13 realday quality fig3 fig4 fig9 \
+	predictor deciding table5 table6 fig8 fig12 planning planpolicies live
 NOT_HERE := not slow and not gpu and not compose
 
 .DEFAULT_GOAL := help

@@ -16,6 +16,7 @@ from dilaserve_bench.experiments.registry import load_experiment
 RESULTS = Path(__file__).parents[2] / "results"
 AT_THE_FITTED_OVERHEAD = {
     "calibration", "fig10", "ahead", "ablation", "fig11", "fig13", "realday", "fig9", "table6",
+    "table5", "fig8", "fig12", "planning",
 }  # fmt: skip
 KEPT = sorted(RESULTS.glob("*.json"))
 
@@ -82,3 +83,11 @@ def test_both_controls_together_are_nowhere_worse_than_either() -> None:
     against = load("ablation")[1].found["both_against_each"]
     assert min(against.values()) >= -0.01
     assert against["1.875"] > 0.01
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
+def test_a_kept_result_stands_in_the_document(path: Path) -> None:
+    """What nobody finds is not kept."""
+    page = (RESULTS.parents[1] / "docs" / "experiments.md").read_text()
+    region = page.partition(f"<!-- result: {path.stem} -->")[2].partition("<!-- end -->")[0]
+    assert f"bench/results/{path.name}" in region, "give it a section, and run `make docs`"
