@@ -56,6 +56,11 @@ def test_a_change_of_threshold_compares_with_what_was_said_last() -> None:
     ]
 
 
+def test_what_was_said_before_the_first_step_is_not_held_against_it() -> None:
+    found = compare(said(0, 5, 9), ran(1), said(1, 2, 4), ran(2), ran(3, is_last=True))
+    assert found == [Comparison(4, 6, 2, "end")]
+
+
 def test_the_step_after_the_prediction_may_be_the_first_at_its_threshold() -> None:
     found = compare(ran(1, LOW), said(1, 5, 9), ran(2, HIGH), ran(3, HIGH, is_last=True))
     assert found == [Comparison(9, 11, 2, "end")]

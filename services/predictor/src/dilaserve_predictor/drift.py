@@ -104,9 +104,11 @@ class Drift:
         return len(self._courses)
 
     def answered(self, predicted: StepsPredicted) -> None:
-        """These predictions were made."""
+        """These predictions were made. Those before a first step are left out, as in the error that
+        a training states: nothing was known yet."""
         for answer in predicted.answers:
-            self._remember(answer, predicted.thresholds)
+            if answer.step > 0:
+                self._remember(answer, predicted.thresholds)
 
     def stepped(self, item: StepItemResult) -> list[Comparison]:
         """A step was reported: what can be compared now."""
