@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dilaserve.errors import DiLaServeError
 from dilaserve_bench.twin import replanning
@@ -12,10 +15,12 @@ from dilaserve_bench.twin.configurations import Configuration, mix_at
 from dilaserve_bench.twin.faults import Fault
 from dilaserve_bench.twin.gpus import Gpus
 from dilaserve_bench.twin.options import SimulateOptions, make_plan
+from dilaserve_bench.twin.plot import save_plot
 from dilaserve_bench.twin.replanning import Replanner, ReplanSpec
-from dilaserve_bench.twin.report import report_run
+from dilaserve_bench.twin.report import report, report_run
 from dilaserve_bench.twin.simulation import Run, Simulation
 from dilaserve_bench.twin.starting import StartUp
+from dilaserve_bench.twin.text import as_lines
 from dilaserve_bench.twin.workload import Workload
 from dilaserve_reconfigurator import stage2
 from dilaserve_reconfigurator.monitor import Missing
@@ -194,6 +199,30 @@ def test_an_instance_that_dies_is_replaced(monkeypatch: pytest.MonkeyPatch, at_s
     assert [each.n_taken for each in after] == [3, 4, 4]
 
 
+MIXES = [{1: 4}, {1: 2, 2: 1}, {2: 2}, {1: 1, 2: 1}, {2: 1}, {1: 1}]
+"""Of 4 GPUs, not all of which need be used."""
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    wanted=st.lists(st.sampled_from(MIXES), min_size=1, max_size=4),
+    deaths=st.dictionaries(st.integers(0, 3), st.floats(0.5, 8.0), max_size=2),
+    other_s=st.floats(0.0, 3.0),
+)
+def test_whatever_is_wanted_and_whoever_dies(
+    wanted: list[Counts], deaths: dict[int, float], other_s: float
+) -> None:
+    """No GPU twice, none too many, no request lost."""
+    faults = [Fault(at_s=at_s, action="kill", instance=number) for number, at_s in deaths.items()]
+    start_up = StartUp(weights_gb=0.0, gb_per_s=1.0, other_s=other_s)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        run = planned(monkeypatch, Scripted(*wanted), load(6.0), start_up=start_up, faults=faults)
+    assert {served.outcome for served in run.served} == {"done"}
+    assert all(each.n_taken <= 4 for each in run.configurations)
+    for each in run.configurations:
+        assert sum(degree * n for degree, n in each.serving.items()) <= each.n_taken
+
+
 def small(**changes: object) -> SimulateOptions:
     values: dict[str, object] = {
         "instances": "2xtp4",
@@ -209,7 +238,7 @@ def small(**changes: object) -> SimulateOptions:
     return SimulateOptions(**values)  # type: ignore[arg-type]
 
 
-def test_the_real_planner_takes_low_degrees_under_load() -> None:
+def test_the_real_planner_takes_low_degrees_under_load(tmp_path: Path) -> None:
     plan = make_plan(small(start_up="16/8+0"), {})
     run = Simulation(plan.scenario, plan.workloads(0), 0, timer=lambda: 0.0).run()
     assert {served.outcome for served in run.served} == {"done"}
@@ -217,6 +246,10 @@ def test_the_real_planner_takes_low_degrees_under_load() -> None:
     assert change.present == {4: 2}
     assert change.target == {1: 8}
     assert run.configurations[-1].serving.get(1, 0) >= 1
+    whole = report({}, [report_run(run)])
+    save_plot(whole, tmp_path / "page.svg")
+    assert (tmp_path / "page.svg").read_text().startswith("<?xml")
+    assert any("change" in line for line in as_lines(whole))
 
 
 @pytest.mark.parametrize(

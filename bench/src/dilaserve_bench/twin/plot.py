@@ -8,7 +8,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dilaserve_bench.twin.report import Report, SlotReport
+from dilaserve_bench.twin.report import Report, RunReport, SlotReport
 
 __all__ = ["draw", "save_plot"]
 
@@ -29,6 +29,8 @@ def draw(report: Report) -> Figure:
     slots = report.runs[0].slots if report.runs else []
     width_s = slots[1].at_s if len(slots) > 1 else MINUTE_S
     _over_time(load, slots, "arrivals a second", lambda slot: slot.n_arrived / width_s)
+    if report.runs and report.runs[0].configurations:
+        _instances(load, report.runs[0], 1.0 if _is_short(slots) else MINUTE_S)
     _over_time(attainment, slots, "SLO attainment", _attained)
     attainment.set_ylim(0, 1.02)
     _over_time(threshold, slots, "mean threshold over steps", lambda slot: slot.mean_threshold)
@@ -41,13 +43,29 @@ def draw(report: Report) -> Figure:
 def _over_time(
     axes: Axes, slots: Sequence[SlotReport], label: str, value: Callable[[SlotReport], float | None]
 ) -> None:
-    is_short = not slots or slots[-1].at_s <= SHORT_S
+    is_short = _is_short(slots)
     unit_s = 1.0 if is_short else MINUTE_S
     points = [(slot.at_s / unit_s, v) for slot in slots if (v := value(slot)) is not None]
     axes.step([x for x, _ in points], [y for _, y in points], where="post")
     axes.set_xlabel("seconds" if is_short else "minutes")
     axes.set_ylabel(label)
     axes.grid(alpha=0.3)
+
+
+def _is_short(slots: Sequence[SlotReport]) -> bool:
+    return not slots or slots[-1].at_s <= SHORT_S
+
+
+def _instances(axes: Axes, run: RunReport, unit_s: float) -> None:
+    """How many serve, by degree, on an axis of their own."""
+    course = run.configurations
+    beside = axes.twinx()
+    times = [each.at_s / unit_s for each in course] + [run.virtual_s / unit_s]
+    for degree in sorted({degree for each in course for degree in each.serving}):
+        counts = [each.serving.get(degree, 0) for each in course]
+        beside.step(times, [*counts, counts[-1]], "--", where="post", label=f"TP-{degree}")
+    beside.set_ylabel("instances (dashed)")
+    beside.legend(fontsize=8)
 
 
 def _attained(slot: SlotReport) -> float | None:
