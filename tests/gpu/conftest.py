@@ -1,7 +1,12 @@
-"""Tests that need CUDA devices, on a GPU host: `pytest -m gpu tests/gpu`. Not in `make test`."""
+"""Tests that need CUDA devices, on a GPU host: `pytest -m gpu tests/gpu`. Not in `make test`.
+
+With DILASERVE_GPU_RESULTS=FOLDER what is measured is written there, too.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,3 +28,18 @@ def golden_folder(request: pytest.FixtureRequest) -> Path:
     if not folder.is_dir():
         pytest.skip(f"../shared/golden/{request.param} is absent: no reference to compare with")
     return folder
+
+
+@pytest.fixture
+def full_precision() -> Iterator[None]:
+    """TF32 would round the factors of products to ten bits."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.fixture(scope="session")
+def results() -> Path | None:
+    folder = os.environ.get("DILASERVE_GPU_RESULTS")
+    return Path(folder) if folder else None

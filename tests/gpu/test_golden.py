@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -19,24 +19,19 @@ import torch
 
 from dilaserve.messages import CacheMode
 from dilaserve.store.records import MASKED, DecodingSpec
+from dilaserve_gpu_worker.engine.cuda_graphs import CudaCapture
 from dilaserve_gpu_worker.engine.engine import Engine
+from dilaserve_gpu_worker.engine.graphs import GraphOptions
 from dilaserve_gpu_worker.engine.types import Credit, EngineRequest
 from dilaserve_gpu_worker.parallel import launch_ranks
 from dilaserve_gpu_worker.weights import load_model, read_config
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("full_precision")]
 
 CLOSE = 1e-4
 FAR = 10**6
-
-
-@pytest.fixture(autouse=True)
-def _full_precision() -> Iterator[None]:
-    """TF32 would round the factors of products to ten bits."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(before)
+LONGEST_BLOCK = 16
+"""Of the golden cases."""
 
 
 def test_one_by_one(golden_folder: Path, cuda: torch.device) -> None:
@@ -67,6 +62,31 @@ def test_ranks(golden_folder: Path, cuda: torch.device, degree: int) -> None:
         with group(golden_folder, cuda, degree, cache_mode) as many:
             one = engine(golden_folder, "cpu", cache_mode)
             assert n_differences(one, many, cases) <= 1 + len(cases) // 10
+
+
+@pytest.mark.parametrize("has_graphs", [False, True])
+def test_ranks_replay_their_collectives(
+    golden_folder: Path, cuda: torch.device, has_graphs: bool
+) -> None:
+    """NCCL's sums inside CUDA graphs, on every rank."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip(f"2 CUDA devices are needed, {torch.cuda.device_count()} are here")
+    cases = [case for mode, some in by_mode(golden_folder) if mode == "dual" for case in some]
+    masked = Masked(has_graphs)
+    with group(golden_folder, cuda, 2, "dual", masked) as many:
+        one = engine(golden_folder, "cpu", "dual")
+        assert n_differences(one, many, cases) <= 1 + len(cases) // 10
+        assert (many.n_replays > len(cases)) == has_graphs
+
+
+class Masked(NamedTuple):
+    """The attention backend that runs in fp32 and can be captured."""
+
+    has_graphs: bool
+    attention: str = "masked"
+
+    def graphs(self, device: torch.device) -> GraphOptions | None:
+        return GraphOptions(CudaCapture(device), LONGEST_BLOCK) if self.has_graphs else None
 
 
 def n_differences(one: Engine, other: Engine, cases: list[Any]) -> int:
@@ -104,7 +124,14 @@ def engine(folder: Path, device: torch.device | str, cache_mode: CacheMode) -> E
 
 
 @contextmanager
-def group(folder: Path, cuda: torch.device, degree: int, cache_mode: CacheMode) -> Iterator[Engine]:
+def group(
+    folder: Path,
+    cuda: torch.device,
+    degree: int,
+    cache_mode: CacheMode,
+    masked: Masked | None = None,
+) -> Iterator[Engine]:
+    attention = masked.attention if masked else "auto"
     with launch_ranks(
         folder=str(folder),
         degree=degree,
@@ -113,6 +140,10 @@ def group(folder: Path, cuda: torch.device, degree: int, cache_mode: CacheMode) 
         threads=1,
         cache_mode=cache_mode,
         mask_id=read_config(folder).mask_id,
+        attention=attention,
+        cuda_graphs="on" if masked and masked.has_graphs else "off",
+        block_length=LONGEST_BLOCK,
+        kv_tokens=4096,
     ) as ranks:
         model = load_model(folder, device=cuda, dtype=torch.float32, peers=ranks.peers)
         n_kv_tokens = ranks.join(4096)
@@ -121,6 +152,8 @@ def group(folder: Path, cuda: torch.device, degree: int, cache_mode: CacheMode) 
             cache_mode=cache_mode,
             n_kv_tokens=n_kv_tokens,
             max_batch_tokens=8192,
+            attention=attention,
+            graphs=masked.graphs(cuda) if masked else None,
             share=ranks.share,
         )
 

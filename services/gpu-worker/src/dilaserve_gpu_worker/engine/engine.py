@@ -154,6 +154,11 @@ class Engine:
         """Tokens that fit into the free pages of the KV pool."""
         return self._pages.n_free * PAGE_TOKENS
 
+    @property
+    def n_replays(self) -> int:
+        """Passes that were not computed step by step but replayed, see graphs."""
+        return self._runner.n_replays
+
     # --- a pass ---------------------------------------------------------------------------------
 
     def step(self) -> BatchOutput | None:

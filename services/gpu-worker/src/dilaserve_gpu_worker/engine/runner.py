@@ -73,6 +73,11 @@ class Runner:
         self._mask_id = mask_id
         self._graphs = graphs
 
+    @property
+    def n_replays(self) -> int:
+        """Batches that were replayed."""
+        return self._graphs.graphs.n_replays if self._graphs else 0
+
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Scores:
         """Run the model, and fill the pool."""
