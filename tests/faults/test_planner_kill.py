@@ -80,7 +80,7 @@ class Home:
                 await asyncio.sleep(0.1)
 
     async def until_wanted(self, counts: dict[int, int]) -> None:
-        """Return once this is what the planner is to bring about."""
+        """Return once this is wanted and has been brought about."""
         path = self.folder / "instances" / "wanted.json"
         wanted = {"counts": {str(degree): n for degree, n in counts.items()}, "before": None}
         async with asyncio.timeout(240):
@@ -142,6 +142,7 @@ async def test_next_life_finishes_what_was_under_way(tmp_path: Path, stage: str)
     async with home(tmp_path) as ours:
         await killed_at(ours, stage, {2: 1}, before={1: 2})
         third = await ours.planner()
+        await ours.until_wanted({2: 1})
         await ours.until([2])
         await end(third)
 
