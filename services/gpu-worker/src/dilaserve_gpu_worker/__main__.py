@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -45,6 +46,7 @@ def main() -> None:
         use_cores(settings.cpu_affinity)
         with start_ranks(settings) or nullcontext() as ranks:
             engine, info = load_engine(settings, ranks)
+            gc.freeze()  # what has been imported and loaded stays: never look through it again
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(_serve(settings, engine, info, crash, ranks))
     except asyncio.CancelledError:

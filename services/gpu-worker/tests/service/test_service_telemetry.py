@@ -90,3 +90,11 @@ async def test_metrics_count_what_happened(rig):
     assert rig.metric("dilaserve:step_seconds_count") == 5
     assert rig.metric("vllm:num_requests_running") == 1
     assert abs(rig.metric("vllm:kv_cache_usage_perc") - 0.009) < 1e-9
+
+
+async def test_no_span_is_made_for_a_pass_where_spans_go_nowhere(rig):
+    rig.telemetry.is_tracing = False
+    await rig.new("r")
+    await rig.credit("r")
+    await rig.until(lambda: spans(rig, "worker.request"))
+    assert not spans(rig, "worker.step")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 MAX_PAYLOAD = 2**20
 """Bytes in one message: the NATS server's default limit."""
@@ -10,6 +11,7 @@ MAX_PAYLOAD = 2**20
 _SPACE = re.compile(r"\s")
 
 
+@lru_cache(maxsize=1024)  # a service publishes on a few, over and over
 def check_subject(subject: str, *, pattern: bool = False) -> None:
     """Raise ValueError unless `subject` is dot-separated, non-empty tokens without white space;
     a `pattern` may hold `*` as a token and `>` as the last one, a subject may not."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from redis import exceptions
@@ -233,9 +234,10 @@ class RedisStore:
         await self._server.close()
 
 
-def _end_keys(request_id: str) -> list[str]:
+@lru_cache(maxsize=1024)
+def _end_keys(request_id: str) -> tuple[str, str, str]:
     active = keys.active(keys.shard_of(request_id))
-    return [keys.record(request_id), keys.stream(request_id), active]
+    return (keys.record(request_id), keys.stream(request_id), active)
 
 
 def _readable(key: str, decode: Callable[[Mapping[bytes, bytes]], T], fields: Any) -> T | None:

@@ -14,18 +14,21 @@ from typing import Any
 
 from redis import exceptions
 from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from dilaserve.cancellation import kept_cancellation
 from dilaserve.errors import SettingsError, StoreUnavailableError
 from dilaserve.store.encoding import Field
+from dilaserve.store.wire import pack
 from dilaserve.urls import without_secrets
 
 logger = logging.getLogger(__name__)
 
 LIBRARY = "dilaserve"
 MAX_CONNECTIONS = 64
+FUNCTION_CALL = "FCALL"
 
 _RETRY_WAITS_S = (0.02, 0.1, 0.3)
 _BY_CLASS: dict[type[exceptions.RedisError], str] = {
@@ -57,7 +60,7 @@ Command = Sequence[Field]
 
 def function_call(name: str, keys: Sequence[str], arguments: Sequence[Field]) -> Command:
     """The command that calls a function of the library."""
-    return ["FCALL", name, len(keys), *keys, *arguments]
+    return [FUNCTION_CALL, name, len(keys), *keys, *arguments]
 
 
 class RedisServer:
@@ -65,12 +68,13 @@ class RedisServer:
 
     def __init__(self, url: str, *, timeout_s: float) -> None:
         self._shown = without_secrets(url)
+        self._timeout_s = timeout_s
         try:
             pool = BlockingConnectionPool.from_url(
                 url,
                 max_connections=MAX_CONNECTIONS,
                 timeout=timeout_s,
-                socket_timeout=timeout_s,
+                socket_timeout=None,  # `_pipeline` has one for the whole round trip
                 socket_connect_timeout=timeout_s,
                 protocol=2,
                 retry=Retry(NoBackoff(), 0),  # `_attempts` retries, and knows what may be repeated
@@ -137,11 +141,32 @@ class RedisServer:
                 raise self._explain(error) from error
 
     async def _pipeline(self, commands: Sequence[Command]) -> list[Any]:
+        """Answers and errors of one round trip, within the time-out."""
         with kept_cancellation():
-            async with self.client.pipeline(transaction=False) as pipeline:
-                for command in commands:
-                    pipeline.execute_command(*command)
-                return await pipeline.execute(raise_on_error=False)
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    if all(command[0] == FUNCTION_CALL for command in commands):
+                        return await self._calls(commands)
+                    async with self.client.pipeline(transaction=False) as pipeline:
+                        for command in commands:
+                            pipeline.execute_command(*command)
+                        return await pipeline.execute(raise_on_error=False)
+            except TimeoutError as error:
+                raise exceptions.TimeoutError(f"no answer within {self._timeout_s} s") from error
+
+    async def _calls(self, commands: Sequence[Command]) -> list[Any]:
+        """As the client's pipeline, for commands whose answers it leaves as they are: packed in
+        one go, at less than half the cost."""
+        pool = self.client.connection_pool
+        connection = await pool.get_connection()  # type: ignore[no-untyped-call]
+        try:
+            await connection.send_packed_command(pack(commands))
+            return [await _answer(connection) for _ in commands]
+        except BaseException:
+            await connection.disconnect(nowait=True)  # answers may be left on it
+            raise
+        finally:
+            await pool.release(connection)
 
     def _explain(self, error: Exception) -> Exception:
         if isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError):
@@ -183,6 +208,13 @@ async def _load_patiently(server: RedisServer, deadline_s: float) -> None:
                 announced = True
                 logger.warning("waiting for the store: %s", error)
             await asyncio.sleep(0.2)
+
+
+async def _answer(connection: AbstractConnection) -> Any:
+    try:
+        return await connection.read_response()
+    except exceptions.ResponseError as error:
+        return error
 
 
 def _is_wrong_type(error: exceptions.ResponseError) -> bool:

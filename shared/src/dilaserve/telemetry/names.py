@@ -149,7 +149,7 @@ _METRICS = (
         "dilaserve:step_threshold",
         "histogram",
         "1",
-        "Confidence threshold of each request's step",
+        "Confidence threshold of a step: of one request of each pass, in turn",
         ("gpu-worker",),
         (),
         THRESHOLDS,

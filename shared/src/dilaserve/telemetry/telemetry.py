@@ -46,6 +46,8 @@ class Telemetry:
         self._memory: InMemorySpanExporter | None = None
         self._listener: listener.MetricsListener | None = None
         self._log_handler: logs.LineHandler | None = None
+        self.is_tracing = exporter is not None
+        """Whether spans go anywhere; where not, nobody misses those of every pass."""
         self.tracer: Tracer = self._provider.get_tracer("dilaserve", __version__)
 
     @classmethod
