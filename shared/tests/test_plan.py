@@ -47,6 +47,33 @@ def test_services_and_their_settings() -> None:
     assert [spec.name for spec in specs if not spec.is_vital] == ["predictor"]
 
 
+def test_planner_that_applies_takes_the_workers_place() -> None:
+    options = StackOptions(
+        home=Path("/h"), model=Path("/models/m"), n_workers=4, planner="apply", worker_device="cuda"
+    )
+    specs = services(options, DILASERVE_INITIAL_MIX="1xtp4", DILASERVE_PLANNER_MODE="advise")
+    planner = next(spec for spec in specs if spec.service == "reconfigurator")
+    assert [spec.service for spec in specs] == [
+        *("scheduler", "predictor", "reconfigurator", "gateway")
+    ]
+    assert planner.is_vital
+    assert planner.env["DILASERVE_PLANNER_MODE"] == "apply"
+    assert planner.env["DILASERVE_NODES"] == "1x4"
+    assert planner.env["DILASERVE_INITIAL_MIX"] == "1xtp4", "the environment's"
+    assert planner.env["DILASERVE_WORKER_DEVICE"] == "cuda"
+    assert planner.env["DILASERVE_INSTANCES_DIR"] == "/h/instances"
+    assert planner.env["DILASERVE_MODEL"] == "/models/m", "for its workers"
+
+
+def test_planner_that_advises_stands_beside_the_workers() -> None:
+    options = StackOptions(home=Path("/h"), model=Path("/models/m"), planner="advise")
+    specs = services(options)
+    assert [spec.name for spec in specs] == [
+        *("scheduler", "predictor", "reconfigurator", "worker-1", "gateway")
+    ]
+    assert [spec.name for spec in specs if not spec.is_vital] == ["predictor", "reconfigurator"]
+
+
 def test_crash_point_is_armed_for_the_first_start_only() -> None:
     for spec in services(OPTIONS, DILASERVE_CRASH_AT="worker.after_commit:3"):
         assert "DILASERVE_CRASH_AT" not in spec.env

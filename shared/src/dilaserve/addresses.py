@@ -21,6 +21,9 @@ class CliSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     home: Annotated[str, "folder of the embedded stack's state"] = ".dilaserve"
     model: Annotated[str, "model folder; empty: models/tiny here or in the source checkout"] = ""
+    planner: Annotated[
+        Literal["none", "advise", "apply"], "planner of the embedded stack; see `dilaserve up`"
+    ] = "none"
     gateway_url: Annotated[str, "gateway that commands talk to"] = ""
     nats_url: Annotated[str, "NATS that commands talk to"] = ""
     redis_url: Annotated[str, "Redis or Valkey that commands talk to"] = ""

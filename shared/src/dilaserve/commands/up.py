@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -20,16 +21,24 @@ from dilaserve.commands.sample import SAMPLE_LENGTH, SAMPLE_PROMPT, stream_sampl
 from dilaserve.errors import DiLaServeError
 from dilaserve.messages import CacheMode
 from dilaserve.model_folder import find_model
-from dilaserve.settings import load
-from dilaserve.supervisor.plan import LOOPBACK, StackOptions
+from dilaserve.settings import load, variable
+from dilaserve.supervisor.plan import LOOPBACK, PlannerRole, StackOptions
 from dilaserve.supervisor.stack import running_stack
 from dilaserve.supervisor.state import StackState
 
 logger = logging.getLogger(__name__)
 
+PLANNED_WITH = (variable("profile"), variable("recorded_steps"))
+
 
 def up(
-    workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 1,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Worker processes, or slots that the planner fills.")
+    ] = 1,
+    planner: Annotated[
+        PlannerRole | None,
+        typer.Option(help="Run the planner: it proposes, or also launches and ends the workers."),
+    ] = None,
     model: Annotated[
         Path | None, typer.Option(help="Model folder; default: the bundled tiny model.")
     ] = None,
@@ -54,10 +63,13 @@ def up(
     """Start the whole stack here, and keep it running."""
     _check_tp(tp)
     settings = load(CliSettings, os.environ)
+    _check_planner(planner or settings.planner, os.environ)
     options = StackOptions(
         home=stack_home(os.environ),
         model=find_model(model, os.environ),
         n_workers=workers,
+        planner=planner or settings.planner,
+        worker_device="cuda" if any(Path("/dev").glob("nvidia[0-9]*")) else "cpu",
         threads=threads,
         cache_mode=cache,
         policy=policy,
@@ -132,4 +144,14 @@ def _check_tp(tp: int) -> None:
         raise DiLaServeError(
             f"--tp {tp}: this version runs each model on one device, tensor parallelism is not "
             "there yet; use --tp 1 and more --workers"
+        )
+
+
+def _check_planner(planner: PlannerRole, environ: Mapping[str, str]) -> None:
+    unset = [name for name in PLANNED_WITH if not environ.get(name)]
+    if planner == "advise" and unset:
+        raise DiLaServeError(
+            f"--planner advise: {' and '.join(unset)} not set, so there is nothing to advise; set "
+            "them (`dilaserve profile`, `dilaserve record`), or use --planner apply, which then "
+            "keeps the mix"
         )

@@ -40,6 +40,8 @@ class ChildSpec:
     """Added for the first start only: a crash point must not be armed again after it fired."""
     is_vital: bool = True
     """Whether the stack is nothing without it: else it does not wait for it at the start."""
+    afterwards: Callable[[], Awaitable[None]] | None = None
+    """Ends what outlives it, when the stack ends and it has ended for good."""
 
 
 class Child:
@@ -73,21 +75,13 @@ class Child:
         )
 
     async def stop(self, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """End the process: SIGTERM, and SIGKILL after `timeout_s`. No-op when it is not running."""
+        """End the process: SIGTERM, and SIGKILL after `timeout_s`; then what outlives it. No-op
+        when it is not running."""
         self._stopping = True
-        if self._keeper is None:
-            return
-        if self.pid is None:
-            self._keeper.cancel()
-        else:
-            self.signal(signal.SIGTERM)
-        _, pending = await asyncio.wait([self._keeper], timeout=timeout_s)
-        if pending:
-            self._log("supervisor", f"{self.spec.name} ignored SIGTERM for {timeout_s:.0f} s")
-            self.signal(signal.SIGKILL)
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._keeper
-        self._enter("stopped")
+        if self._keeper is not None:
+            await self._stop(self._keeper, timeout_s)
+        if self.spec.afterwards is not None:
+            await self.spec.afterwards()
 
     async def wait(self) -> None:
         """Until the child is stopped or given up."""
@@ -99,6 +93,19 @@ class Child:
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):  # it ended, and we are about to hear it
                 os.kill(self.pid, number)
+
+    async def _stop(self, keeper: asyncio.Task[None], timeout_s: float) -> None:
+        if self.pid is None:
+            keeper.cancel()
+        else:
+            self.signal(signal.SIGTERM)
+        _, pending = await asyncio.wait([keeper], timeout=timeout_s)
+        if pending:
+            self._log("supervisor", f"{self.spec.name} ignored SIGTERM for {timeout_s:.0f} s")
+            self.signal(signal.SIGKILL)
+        with contextlib.suppress(asyncio.CancelledError):
+            await keeper
+        self._enter("stopped")
 
     async def _keep(self) -> None:
         n_failures = 0

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from dilaserve.bus import Bus
 from dilaserve.embedded import nats_argv, valkey_argv
@@ -15,7 +16,7 @@ from dilaserve.settings import variable
 from dilaserve.supervisor.child import ChildSpec, Probe
 from dilaserve.supervisor.probes import http_probe, nats_probe, service_probe, valkey_probe
 
-__all__ = ["Endpoints", "StackOptions", "plan_servers", "plan_services"]
+__all__ = ["Endpoints", "PlannerRole", "StackOptions", "plan_servers", "plan_services"]
 
 LOOPBACK = "127.0.0.1"
 MODULES = {
@@ -23,8 +24,12 @@ MODULES = {
     "predictor": "dilaserve_predictor",
     "gpu-worker": "dilaserve_gpu_worker",
     "gateway": "dilaserve_gateway",
+    "reconfigurator": "dilaserve_reconfigurator",
 }
 CRASH_AT = variable("crash_at")
+
+PlannerRole = Literal["none", "advise", "apply"]
+"""There is no planner; it proposes; it also launches and ends the workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,10 @@ class StackOptions:
     home: Path
     model: Path
     n_workers: int = 1
+    """Or the slots in which the planner launches them."""
+    planner: PlannerRole = "none"
+    worker_device: str = "cpu"
+    """What the planner launches workers on: cuda or cpu."""
     threads: int | None = None
     cache_mode: CacheMode | None = None
     policy: str | None = None
@@ -45,6 +54,11 @@ class StackOptions:
     nats_url: str | None = None
     """An external NATS; None: an embedded one."""
     redis_url: str | None = None
+
+    @property
+    def instances(self) -> Path:
+        """Where the planner notes what it has launched, and keeps their logs."""
+        return self.home / "instances"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +105,16 @@ def plan_servers(
 
 
 def plan_services(
-    options: StackOptions, endpoints: Endpoints, *, bus: Bus, environ: Mapping[str, str]
+    options: StackOptions,
+    endpoints: Endpoints,
+    *,
+    bus: Bus,
+    environ: Mapping[str, str],
+    end_workers: Callable[[], Awaitable[None]] | None = None,
 ) -> list[ChildSpec]:
-    """Scheduler, step predictor, workers and gateway. The predictor is not vital: without one the
-    scheduler goes by what requests took so far."""
+    """Scheduler, step predictor, planner, workers and gateway. The predictor is not vital: without
+    one the scheduler goes by what requests took so far. Nor is a planner that only proposes.
+    `end_workers` ends those that the planner has launched."""
     env = _service_environ(options, endpoints, environ)
     crash_at = environ.get(CRASH_AT, "")
 
@@ -125,7 +145,35 @@ def plan_services(
         port=endpoints.gateway_port,
         metrics_port=-1,  # it serves /metrics on its own port
     )
-    return [scheduler, predictor, *workers, gateway]
+    if options.planner == "none":
+        return [scheduler, predictor, *workers, gateway]
+    planner = python(
+        "reconfigurator",
+        "reconfigurator",
+        on_bus("reconfigurator"),
+        **_planner_settings(options, environ),
+    )
+    if options.planner == "advise":
+        return [scheduler, predictor, replace(planner, is_vital=False), *workers, gateway]
+    return [scheduler, predictor, replace(planner, afterwards=end_workers), gateway]
+
+
+def _planner_settings(options: StackOptions, environ: Mapping[str, str]) -> dict[str, object]:
+    """As far as the environment leaves them open. One worker is one slot."""
+    n_slots = options.n_workers
+    usual: dict[str, object] = {
+        "nodes": f"1x{n_slots}",
+        "initial_mix": f"{n_slots}xtp1",
+        "worker_device": options.worker_device,
+        "plans_dir": options.home / "plans",
+    }
+    ours: dict[str, object] = {
+        "planner_mode": options.planner,
+        "launcher": "process",
+        "instances_dir": options.instances,
+        "metrics_port": 0,
+    }
+    return {name: v for name, v in usual.items() if not environ.get(variable(name))} | ours
 
 
 def _first_env(name: str, crash_at: str) -> dict[str, str]:

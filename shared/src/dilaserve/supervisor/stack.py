@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from dilaserve.bus.nats import connect_nats
@@ -13,6 +13,7 @@ from dilaserve.errors import DiLaServeError
 from dilaserve.store.redis import connect_redis
 from dilaserve.supervisor import ports
 from dilaserve.supervisor.child import Child
+from dilaserve.supervisor.guard import start_guard
 from dilaserve.supervisor.plan import (
     LOOPBACK,
     Endpoints,
@@ -88,11 +89,18 @@ class Stack:
         if self.endpoints.redis_port is None:  # else every service finds out, again and again
             await (await connect_redis(self.endpoints.redis_url)).close()
 
-    async def start_services(self, environ: Mapping[str, str], cleanup: AsyncExitStack) -> None:
+    async def start_services(
+        self,
+        environ: Mapping[str, str],
+        cleanup: AsyncExitStack,
+        end_workers: Callable[[], Awaitable[None]] | None,
+    ) -> None:
         """Start all services at once, and wait until all that are vital are ready."""
         bus = await connect_nats(self.endpoints.nats_url, name="supervisor")
         cleanup.push_async_callback(bus.close)
-        specs = plan_services(self._options, self.endpoints, bus=bus, environ=environ)
+        specs = plan_services(
+            self._options, self.endpoints, bus=bus, environ=environ, end_workers=end_workers
+        )
         started = self._supervisor.start(specs)
         await self._supervisor.wait_ready(
             [child for child in started if child.spec.is_vital], timeout_s=SERVICES_TIMEOUT_S
@@ -123,11 +131,23 @@ async def running_stack(
     ):
         stack = Stack(options, choose_endpoints(options, port), log=log)
         async with AsyncExitStack() as cleanup:
+            end_workers = await _guard(options, cleanup)
             cleanup.push_async_callback(stack.stop)
             await stack.start_servers(environ)
-            await stack.start_services(environ, cleanup)
+            await stack.start_services(environ, cleanup, end_workers)
             stack.enter("ready")
             yield stack
+
+
+async def _guard(
+    options: StackOptions, cleanup: AsyncExitStack
+) -> Callable[[], Awaitable[None]] | None:
+    """What ends the workers that the planner launches; none are left of an earlier stack."""
+    if options.planner != "apply":
+        return None
+    guard = await start_guard(options.instances)
+    cleanup.push_async_callback(guard.close)
+    return guard.close
 
 
 def choose_endpoints(options: StackOptions, gateway_port: int) -> Endpoints:
