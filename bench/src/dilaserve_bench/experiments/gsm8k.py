@@ -86,8 +86,10 @@ class _Key(msgspec.Struct, frozen=True, kw_only=True):
 class Gsm8k:
     """Runs points, or takes them from what was kept."""
 
-    def __init__(self, session: Session, policies: Policies = POLICIES) -> None:
-        self.n_requests = session.size(N_REQUESTS, QUICK_REQUESTS)
+    def __init__(
+        self, session: Session, policies: Policies = POLICIES, *, n_requests: int = N_REQUESTS
+    ) -> None:
+        self.n_requests = session.size(n_requests, QUICK_REQUESTS)
         self._session = session
         self._policies = policies
 
