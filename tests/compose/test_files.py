@@ -6,13 +6,15 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import yaml
 
 from dilaserve.messages import CommitOutcome
+from dilaserve.settings import variable
 from dilaserve.telemetry import METRICS, SPANS, Metric
+from dilaserve_reconfigurator.settings import ReconfiguratorSettings
 from dilaserve_scheduler.core.effects import MoveCause
 
 ROOT = Path(__file__).parents[2]
@@ -26,6 +28,7 @@ LABEL_VALUES = {
     ("dilaserve:slo_total", "outcome"): ("met", "missed"),
     ("dilaserve:predictor_wmape", "basis"): ("trained", "served"),
 }
+SET_BY_COMPOSE = {"COMPOSE_PROFILES", "COMPOSE_PROJECT_NAME", "PWD"}
 METRIC_NAME = re.compile(r"\b(?:vllm|dilaserve):[a-z0-9_]+")
 
 
@@ -149,9 +152,19 @@ def test_published_ports_are_on_loopback_by_default() -> None:
             assert port.startswith(("127.0.0.1:", "${GATEWAY_BIND:-127.0.0.1}:")), (name, port)
 
 
+def test_planner_that_applies_starts_no_worker_and_reads_settings_that_there_are() -> None:
+    services = yaml.safe_load((ROOT / "docker-compose.planner.yml").read_text())["services"]
+    assert services["gpu-worker"]["deploy"]["replicas"] == 0
+    known = {variable(name) for name in get_type_hints(ReconfiguratorSettings)}
+    environment = set(services["reconfigurator"]["environment"])
+    assert environment - known == {"DILASERVE_MODEL"}, "that one is the workers'"
+    labels = services["reconfigurator"]["environment"]["DILASERVE_DOCKER_LABELS"]
+    assert " " not in labels
+
+
 def test_variables_of_the_compose_files_are_documented() -> None:
     text = "".join(file.read_text() for file in ROOT.glob("docker-compose*.yml"))
-    used = set(re.findall(r"\$\{([A-Z_]+)", text)) - {"COMPOSE_PROFILES"}
+    used = set(re.findall(r"\$\{([A-Z_]+)", text)) - SET_BY_COMPOSE
     table = (ROOT / "infra/README.md").read_text()
     documented = {
         name

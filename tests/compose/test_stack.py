@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import httpx
 import pytest
@@ -18,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from dilaserve.telemetry import METRICS
 
 from . import engine as docker
+from .clients import complete, instances, report, stream, timed, wait_for
 
 pytestmark = [
     pytest.mark.compose,
@@ -26,7 +24,6 @@ pytestmark = [
 ]
 
 OURS = ("gateway", "scheduler", "predictor", "gpu-worker")
-PROMPT = "3 + 4 ="
 FETCH = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1], timeout=5).read().decode())"
 
 
@@ -56,57 +53,6 @@ def stack(engine: docker.Engine, request: pytest.FixtureRequest) -> Iterator[doc
 def client(stack: docker.Project) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=stack.url("gateway", 8000), timeout=120) as client:
         yield client
-
-
-def report(line: str) -> None:
-    print(line, file=sys.stderr)
-
-
-def timed(what: str, work: Callable[[], object]) -> None:
-    start = time.monotonic()
-    work()
-    report(f"{what}: {time.monotonic() - start:.1f} s")
-
-
-def wait_for(what: str, condition: Callable[[], bool], timeout_s: float = 90) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen in {timeout_s} s"
-        time.sleep(0.5)
-
-
-def body(seed: int, **more: object) -> dict[str, object]:
-    return {
-        "model": "tiny",
-        "prompt": PROMPT,
-        "max_tokens": 96,
-        "temperature": 1.0,
-        "seed": seed,
-        "ignore_eos": True,
-        **more,
-    }
-
-
-def complete(client: httpx.Client, seed: int) -> str:
-    answer = client.post("/v1/completions", json=body(seed))
-    answer.raise_for_status()
-    return str(answer.json()["choices"][0]["text"])
-
-
-def stream(client: httpx.Client, seed: int) -> str:
-    text = ""
-    with client.stream("POST", "/v1/completions", json=body(seed, stream=True)) as answer:
-        answer.raise_for_status()
-        for line in answer.iter_lines():
-            if line.startswith("data: ") and line != "data: [DONE]":
-                choices = json.loads(line.removeprefix("data: "))["choices"]
-                text += "".join(choice["text"] for choice in choices)
-    return text
-
-
-def instances(stack: docker.Project) -> list[Any]:
-    status = json.loads(stack.inside("scheduler", "dilaserve", "status", "--json"))
-    return [i for i in status["instances"] if i["state"] == "live"]
 
 
 def test_all_containers_are_healthy_and_run_as_they_should(stack: docker.Project) -> None:

@@ -111,9 +111,14 @@ class DockerHost:
         await self._end(lambda api: api.remove_container(container_id, force=True, v=True))
 
     async def last_words(self, container_id: str, n_lines: int) -> tuple[str, list[str]]:
-        """How it ended, and the end of its log."""
-        inspected = await self._call(lambda api: api.inspect_container(container_id))
-        log = await self._call(lambda api: api.logs(container_id, tail=n_lines))
+        """How it ended, and the end of its log; little of one that is being removed."""
+        try:
+            inspected = await self._call(lambda api: api.inspect_container(container_id))
+            log = await self._call(lambda api: api.logs(container_id, tail=n_lines))
+        except RefusedError as error:
+            if error.status in (NOT_FOUND, CONFLICT):
+                return "it has ended", []
+            raise
         how = f"exit code {inspected['State']['ExitCode']}"
         if inspected["State"]["OOMKilled"]:
             how += ", killed for want of memory"
