@@ -113,6 +113,8 @@ class ReconfiguratorService:
                 measure_s=measure_s,
             )
         self._keep_from_s = 0.0
+        self._trouble = ""
+        """What hinders the keeper, said once."""
         self._stopped = asyncio.Event()
 
     async def run(self) -> None:
@@ -187,8 +189,11 @@ class ReconfiguratorService:
             return
         try:
             report = await self._keeper.keep()
+            self._trouble = ""
         except (DiLaServeError, OSError) as error:
-            log.warning("the instances stay as they are: %s", error)
+            if str(error) != self._trouble:
+                log.warning("the instances stay as they are: %s", error)
+            self._trouble = str(error)
             report = None
         if report is not None and report.phase == "given_up":
             self._keep_from_s = self._clocks.monotonic() + RETRY_S

@@ -68,8 +68,8 @@ class MemoryHost:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(docker_launcher, "LOOK_EVERY_S", 0.001)
-    monkeypatch.setattr(docker_launcher, "ASK_AGAIN_S", 0.001)
+    for name in ("LOOK_EVERY_S", "WATCH_EVERY_S", "ASK_AGAIN_S"):
+        monkeypatch.setattr(docker_launcher, name, 0.001)
 
 
 @pytest.fixture

@@ -28,6 +28,9 @@ __all__ = ["DockerLauncher", "Host", "cpu_spec", "gpu_spec"]
 CLUSTER, HOST, NAME, SLOT = (f"dilaserve.{key}" for key in ("cluster", "host", "name", "slot"))
 """Labels. A slot is the indices of its GPUs."""
 LOOK_EVERY_S = 0.2
+"""For the end of one that was told to end."""
+WATCH_EVERY_S = 1.0
+"""For that of any other; a call to the engine for each."""
 ASK_AGAIN_S = 2.0
 N_LAST_LINES = 20
 
@@ -154,7 +157,7 @@ class _Node:
             if container.has_ended:
                 how, lines = await self._host.last_words(container.container_id, N_LAST_LINES)
                 return f"{how}; {lines[-1]}" if lines else how
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(WATCH_EVERY_S)
         return None
 
     async def stop(self, name: str, grace_s: float) -> None:
