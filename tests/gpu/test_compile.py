@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from dilaserve_bench.gpu.random_model import LLADA_8B, random_llada
-from dilaserve_gpu_worker.attention import Run
 from dilaserve_gpu_worker.engine.memory import LargestPass, largest_passes
 from dilaserve_gpu_worker.engine.runner import make_runner
 from dilaserve_gpu_worker.speedups import compile_if
@@ -22,7 +21,7 @@ SHAPE = replace(
 )  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore")  # the compiler's own, of whatever version is there
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 5e-2)])
 def test_compiled_blocks_give_the_same(
     dtype: torch.dtype, tolerance: float, cuda: torch.device
@@ -35,7 +34,6 @@ def test_compiled_blocks_give_the_same(
     compile_if("on", compiled)
     for n_tokens in (512, 1024, 96):  # another size each time
         for batch in largest_passes(SHAPE, LargestPass(n_tokens, 32, "sdpa")):
-            assert isinstance(batch.runs[0], Run)
             one, two = (
                 make_runner(model, None, "sdpa", mask_id=2047).forward(batch).logits_MV
                 for model in (eager, compiled)

@@ -25,6 +25,14 @@ def test_arrays_arrive_as_they_are() -> None:
             assert tensor.is_contiguous()
 
 
+def test_arrays_go_to_another_device_in_one_piece() -> None:
+    tensors = put(ARRAYS, torch.device("meta"))  # which has no values
+    assert len({tensor.untyped_storage().nbytes() for tensor in tensors}) == 1
+    for array, tensor in zip(ARRAYS, tensors, strict=True):
+        assert (tensor.shape, tensor.device.type) == (array.shape, "meta")
+        assert tensor.itemsize == array.itemsize
+
+
 def test_static_arrays_keep_their_place() -> None:
     static = StaticArrays(ARRAYS, CPU)
     places = [tensor.data_ptr() for tensor in static.tensors]
