@@ -19,7 +19,7 @@ def confidence_stats(outputs: Sequence[npt.NDArray[np.float64]]) -> list[Confide
     for row, output in zip(padded, outputs, strict=True):
         row[: len(output)] = output
     padded.sort(axis=1)
-    means = [float(output.mean()) for output in outputs]
+    means = [float(np.add.reduce(output)) / len(output) for output in outputs]  # mean() is slow
     columns = (
         padded[:, 0].tolist(),
         _quantile(padded, lengths, 0.25),

@@ -99,7 +99,7 @@ class Sequence:
         """Number of the engine's pass that it last took part in."""
         self._mask_id = mask_id
         self._is_shifted = is_shifted
-        self._eos_ids = np.asarray([] if request.spec.ignore_eos else sorted(eos_ids), np.int64)
+        self._eos_ids = [] if request.spec.ignore_eos else sorted(eos_ids)
         self._tokens: Ints = np.concatenate(
             [
                 np.asarray(request.prompt, dtype=np.int64),
@@ -182,13 +182,15 @@ class Sequence:
 
     def _update(self) -> None:
         n_output = len(self.is_masked)
-        first = int(self.is_masked.argmax()) if self.is_masked.any() else n_output
+        first = int(self.is_masked.argmax())
+        if not self.is_masked[first]:
+            first = n_output
         self.block = min(first, n_output - 1) // self.spec.block_length
         self.finish_reason = self._finish_reason(first)
 
     def _finish_reason(self, n_settled: int) -> FinishReason | None:
         """`n_settled`: length of the unmasked prefix; an EOS in it ends the request."""
         settled = self._tokens[self.n_prompt : self.n_prompt + n_settled]
-        if np.isin(settled, self._eos_ids).any():
+        if any(np.count_nonzero(settled == eos_id) for eos_id in self._eos_ids):
             return "stop"
         return "length" if n_settled == len(self.is_masked) else None
