@@ -101,7 +101,7 @@ class Sangam:
     Each pass earns `n_tokens` less those of its cache rows. What is not spent is carried forward,
     but no more than one pass's worth, or what the row at the head of the line needs. The line is in
     the order of last runs; nobody passes its head. Where there is no cache row to be held up, its
-    head runs at once. After "Sangam" (papers/related-abstracts.txt), as far as its abstract says.
+    head runs at once. After the abstract of "Sangam", a serving system for cached dLLM inference.
     """
 
     batch: Set[str] | None = None
