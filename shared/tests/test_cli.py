@@ -116,10 +116,10 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     assert "ModelFolderError" in result.stderr
 
 
-def test_more_tensor_parallelism_than_there_is_is_refused(tmp_path: Path) -> None:
+def test_tensor_parallelism_without_a_planner_is_refused(tmp_path: Path) -> None:
     result = run(tmp_path, "up", "--tp", "2")
     assert result.returncode == 1
-    assert "tensor parallelism is not there yet; use --tp 1" in result.stderr
+    assert "TP degree 1 only; add --planner apply" in result.stderr
 
 
 def test_down_without_a_stack_says_so(tmp_path: Path) -> None:

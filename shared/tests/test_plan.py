@@ -65,6 +65,15 @@ def test_planner_that_applies_takes_the_workers_place() -> None:
     assert planner.env["DILASERVE_MODEL"] == "/models/m", "for its workers"
 
 
+def test_planner_has_slots_for_the_degree_that_is_asked_for() -> None:
+    options = StackOptions(
+        home=Path("/h"), model=Path("/m"), n_workers=2, tp_degree=4, planner="apply"
+    )
+    planner = next(spec for spec in services(options) if spec.service == "reconfigurator")
+    assert planner.env["DILASERVE_NODES"] == "1x8"
+    assert planner.env["DILASERVE_INITIAL_MIX"] == "2xtp4"
+
+
 def test_planner_that_advises_stands_beside_the_workers() -> None:
     options = StackOptions(home=Path("/h"), model=Path("/models/m"), planner="advise")
     specs = services(options)

@@ -33,7 +33,7 @@ PLANNED_WITH = (variable("profile"), variable("recorded_steps"))
 
 def up(
     workers: Annotated[
-        int, typer.Option(min=1, help="Worker processes, or slots that the planner fills.")
+        int, typer.Option(min=1, help="Workers; with --planner apply those to begin with.")
     ] = 1,
     planner: Annotated[
         PlannerRole | None,
@@ -42,7 +42,9 @@ def up(
     model: Annotated[
         Path | None, typer.Option(help="Model folder; default: the bundled tiny model.")
     ] = None,
-    tp: Annotated[int, typer.Option("--tp", min=1, help="TP degree; 1 in this version.")] = 1,
+    tp: Annotated[
+        int, typer.Option("--tp", min=1, help="TP degree of the workers, with --planner apply.")
+    ] = 1,
     threads: Annotated[int | None, typer.Option(min=1, help="Torch threads a worker.")] = None,
     cache: Annotated[CacheMode | None, typer.Option(help="KV cache of the workers.")] = None,
     policy: Annotated[str | None, typer.Option(help="Scheduling policy.")] = None,
@@ -61,13 +63,13 @@ def up(
     ] = False,
 ) -> None:
     """Start the whole stack here, and keep it running."""
-    _check_tp(tp)
     settings = load(CliSettings, os.environ)
-    _check_planner(planner or settings.planner, os.environ)
+    _check_planner(planner or settings.planner, tp, os.environ)
     options = StackOptions(
         home=stack_home(os.environ),
         model=find_model(model, os.environ),
         n_workers=workers,
+        tp_degree=tp,
         planner=planner or settings.planner,
         worker_device="cuda" if any(Path("/dev").glob("nvidia[0-9]*")) else "cpu",
         threads=threads,
@@ -139,15 +141,12 @@ def _end_on_signals() -> None:
         loop.add_signal_handler(number, end, number)
 
 
-def _check_tp(tp: int) -> None:
-    if tp != 1:
+def _check_planner(planner: PlannerRole, tp: int, environ: Mapping[str, str]) -> None:
+    if tp != 1 and planner != "apply":
         raise DiLaServeError(
-            f"--tp {tp}: this version runs each model on one device, tensor parallelism is not "
-            "there yet; use --tp 1 and more --workers"
+            f"--tp {tp}: the supervisor starts workers of TP degree 1 only; add --planner apply, "
+            "whose workers may have others"
         )
-
-
-def _check_planner(planner: PlannerRole, environ: Mapping[str, str]) -> None:
     unset = [name for name in PLANNED_WITH if not environ.get(name)]
     if planner == "advise" and unset:
         raise DiLaServeError(

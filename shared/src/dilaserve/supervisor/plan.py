@@ -39,7 +39,9 @@ class StackOptions:
     home: Path
     model: Path
     n_workers: int = 1
-    """Or the slots in which the planner launches them."""
+    """Or those that the planner begins with, in as many slots as their degrees take."""
+    tp_degree: int = 1
+    """Of the planner's first workers."""
     planner: PlannerRole = "none"
     worker_device: str = "cpu"
     """What the planner launches workers on: cuda or cpu."""
@@ -159,11 +161,10 @@ def plan_services(
 
 
 def _planner_settings(options: StackOptions, environ: Mapping[str, str]) -> dict[str, object]:
-    """As far as the environment leaves them open. One worker is one slot."""
-    n_slots = options.n_workers
+    """As far as the environment leaves them open."""
     usual: dict[str, object] = {
-        "nodes": f"1x{n_slots}",
-        "initial_mix": f"{n_slots}xtp1",
+        "nodes": f"1x{options.n_workers * options.tp_degree}",
+        "initial_mix": f"{options.n_workers}xtp{options.tp_degree}",
         "worker_device": options.worker_device,
         "plans_dir": options.home / "plans",
     }
