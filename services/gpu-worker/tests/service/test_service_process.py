@@ -185,6 +185,7 @@ async def test_a_stop_while_waiting_for_nats_is_clean(cluster):
     async with cluster.worker(DILASERVE_NATS_URL="nats://127.0.0.1:9") as process:
         first = await asyncio.wait_for(process.stderr.readline(), 30)
         assert b"random on cpu, tensor parallelism 1, cache dual, attention sdpa" in first
+        assert b"CUDA graphs off (the device is cpu), torch.compile off" in first
         line = await asyncio.wait_for(process.stderr.readline(), 30)
         assert b"waiting for NATS" in line
         process.terminate()
