@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, nullcontext
@@ -34,6 +35,8 @@ from dilaserve_gpu_worker.settings import WorkerSettings
 log = logging.getLogger(__name__)
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+LOST_TIMEOUT_S = 20.0
+"""Within which an instance that has lost a rank leaves by itself: twice a collective's time-out."""
 
 
 def main() -> None:
@@ -111,6 +114,21 @@ def _tell(
 ) -> None:
     """From a thread that watches a rank."""
     loop.call_soon_threadsafe(fail, error)
+    end_anyway(LOST_TIMEOUT_S, str(error))
+
+
+def end_anyway(after_s: float, why: str) -> None:
+    """End the process, if it still runs then: a pass that waits on a device for a rank that has
+    died cannot be called off, and a collective in a CUDA graph has no time-out."""
+
+    def end() -> None:
+        sys.stderr.write(f"dilaserve-gpu-worker: a pass hangs, ending: {why}\n")
+        sys.stderr.flush()
+        os._exit(1)
+
+    timer = threading.Timer(after_s, end)
+    timer.daemon = True
+    timer.start()
 
 
 def _on_stop_signals(stop: Callable[[str], object]) -> None:
