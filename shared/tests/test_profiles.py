@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dilaserve.profiles import (
@@ -75,6 +75,7 @@ def test_measurements_of_one_size_count_as_their_mean() -> None:
     assert LatencyCurve([(20, 5.0), (10, 1.0), (10, 3.0)]).seconds(10) == 2.0
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 500), st.floats(0.001, 10.0)), min_size=1, max_size=20))
 def test_more_tokens_never_take_less_time(points: list[tuple[int, float]]) -> None:
     curve = LatencyCurve(points)

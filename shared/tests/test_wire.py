@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis.asyncio.connection import Connection
 
@@ -17,6 +17,7 @@ FIELD = st.one_of(
 COMMANDS = st.lists(st.lists(FIELD, max_size=6).map(lambda fields: ["FCALL", *fields]), max_size=4)
 
 
+@settings(deadline=None)
 @given(COMMANDS)
 def test_as_the_client_packs_them(commands: list[list[bytes | str | int | float]]) -> None:
     assert pack(commands) == b"".join(Connection().pack_commands(commands))

@@ -191,6 +191,8 @@ def test_a_file_of_another_measurement_is_refused(
 ) -> None:
     folder, out = make_folder(), tmp_path / "profile.json"
     assert run_cli(folder, out).exit_code == 0
+    conditions = load_profiles(out).conditions
+    assert (conditions["dtype"], conditions["attention"]) == ("float32", "sdpa")
     before = out.read_bytes()
     result = run_cli(folder, out, "--cache", "prefix")
     assert isinstance(result.exception, ProfileError)

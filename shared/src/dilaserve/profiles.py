@@ -82,9 +82,13 @@ class ProfileSet(msgspec.Struct, frozen=True, kw_only=True):
 
     def curve(self, tp_degree: int, kind: StepKind | None = None) -> LatencyCurve:
         """L_d of one degree. Raises ProfileError for one that was not measured."""
+        return self.of_degree(tp_degree).curve(kind)
+
+    def of_degree(self, tp_degree: int) -> LatencyProfile:
+        """All of one degree. Raises ProfileError for one that was not measured."""
         for profile in self.profiles:
             if profile.tp_degree == tp_degree:
-                return profile.curve(kind)
+                return profile
         raise ProfileError(
             f"the profile of {self.model} on {self.device} has no TP degree {tp_degree}, only "
             f"{', '.join(map(str, self.tp_degrees))}; measure it with `dilaserve profile`"

@@ -101,7 +101,7 @@ def _measure_degree(
 
     config = read_config(Path(settings.model))
     with _engine(settings, degree) as engine:
-        profiles = _going_on(out, _fresh(settings, grid))
+        profiles = _going_on(out, _fresh(settings, grid, engine))
         loads = loads_of(
             grid,
             cache_mode=settings.cache_mode,
@@ -142,7 +142,7 @@ def _watched(loads: Sequence[Load], degree: int, *, n_done: int) -> Iterator[Loa
             progress.advance(task)
 
 
-def _fresh(settings: WorkerSettings, grid: Grid) -> ProfileSet:
+def _fresh(settings: WorkerSettings, grid: Grid, engine: Engine) -> ProfileSet:
     """A profile without points, and all that its points have in common."""
     import torch
 
@@ -158,7 +158,8 @@ def _fresh(settings: WorkerSettings, grid: Grid) -> ProfileSet:
         conditions={
             "weights": weights_hash(Path(settings.model)),
             "device": device.type,
-            "dtype": settings.dtype,
+            "dtype": engine.dtype,
+            "attention": engine.attention,
             "threads": str(settings.threads),
             "cache": settings.cache_mode,
             "block": str(settings.block_length),

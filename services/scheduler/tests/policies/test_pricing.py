@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from dilaserve.messages import StepKind
+from dilaserve.profiles import LatencyProfile, Point, ProfileSet
 from dilaserve_scheduler.policies.pricing import Batch, Line, Pricing
 
 from .builders import profiles
@@ -110,3 +112,39 @@ def test_what_is_shared_out_adds_up_to_the_pass() -> None:
     assert 3 * split.row_s + n_tokens * split.token_s == pytest.approx(
         pricing.mean_s(1, batch), rel=1e-3
     )
+
+
+def with_kinds() -> ProfileSet:
+    """10 ms and 0.1 ms a token of a cache step, twice that of a recompute step."""
+    factors: dict[StepKind, float] = {"cache": 1.0, "recompute": 2.0}
+    points = [
+        Point(n, factor * (0.010 + 1e-4 * n), kind, None, 640)
+        for kind, factor in factors.items()
+        for n in (1, 2000)
+    ]
+    return ProfileSet(model="m", device="d", profiles=[LatencyProfile(tp_degree=1, points=points)])
+
+
+def test_where_kinds_were_measured_a_pass_costs_what_it_is_made_of() -> None:
+    pricing = Pricing(with_kinds(), 1.0)
+    assert pricing.seconds(1, 640, n_full=0) == pytest.approx(0.074)
+    assert pricing.seconds(1, 640, n_full=640) == pytest.approx(2 * 0.074)
+    assert pricing.seconds(1, 640, n_full=160) == pytest.approx(1.25 * 0.074)
+
+
+def test_a_mixed_batch_is_priced_by_kind() -> None:
+    """As above: 128 tokens of the cache, 704 of which 640 recompute, or 1280 that all do."""
+    batch = Batch(n_rows=2, n_full=640, n_cache=64, recompute_share=0.5)
+    expected = 0.25 * 0.0228 + 0.5 * (1 + 640 / 704) * 0.0804 + 0.25 * 2 * 0.138
+    pricing = Pricing(with_kinds(), 1.0)
+    assert pricing.mean_s(1, batch) == pytest.approx(expected)
+    split = pricing.split(1, batch)
+    assert 2 * split.row_s + 704 * split.token_s == pytest.approx(expected)
+
+
+def test_the_overhead_is_learned_over_what_passes_were_made_of() -> None:
+    pricing = Pricing(with_kinds(), None)
+    for n_full in (0, 640, 160):
+        seconds = (1 + n_full / 640) * 0.074
+        pricing.observe(1, 640, 1.3 * seconds, n_full=n_full)
+    assert pricing.overhead(1) == pytest.approx(1.3)

@@ -81,6 +81,8 @@ class Engine:
         self._pages = PageAllocator(self._n_pages)
         self.attention = choose_attention(attention, model.config, model.device, model.dtype)
         """Name of the attention backend."""
+        self.dtype = str(model.dtype).removeprefix("torch.")
+        """Name of the type of activations, keys and values."""
         self._runner = make_runner(
             model,
             None if cache_mode == "none" else self._n_pages,

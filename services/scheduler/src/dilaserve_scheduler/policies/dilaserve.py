@@ -231,8 +231,9 @@ class Dilaserve(Policy):
         if self._options.mixed_batches:
             step_s = self._pricing.mean_s(degree, self._batch(instance))
             return Tempo(step_s, 0.0, self._load.token_s(degree), self._load.recompute_share)
-        cache_s = self._pricing.seconds(degree, round(len(instance.requests) * self._load.n_cache))
-        recompute_s = self._pricing.seconds(degree, instance.n_tokens)
+        n_cached = round(len(instance.requests) * self._load.n_cache)
+        cache_s = self._pricing.seconds(degree, n_cached, n_full=0)
+        recompute_s = self._pricing.seconds(degree, instance.n_tokens, n_full=instance.n_tokens)
         return Tempo(cache_s, recompute_s - cache_s, 0.0, 0.0)
 
     # --- load control (Algorithm 2) ------------------------------------------------------------
@@ -277,12 +278,15 @@ class Dilaserve(Policy):
         return course
 
     def _learn(self, instance: Instance, result: StepResult) -> None:
-        self._pricing.observe(tp_degree(instance), result.n_tokens, result.latency_ms / 1000)
-        n_recomputes = result.n_rebuilds
+        n_recomputes, n_full = result.n_rebuilds, result.n_tokens
         for item in result.items:
-            if item.request_id in self._ledger.courses:
+            course = self._ledger.courses.get(item.request_id)
+            if course is not None:
                 self._habits.observe(item.request_id, item.threshold, item.n_new)
+                n_full -= course.n_cache if item.kind == "cache" else 0
             n_recomputes += item.kind == "recompute"
+        latency_s, n_full = result.latency_ms / 1000, max(n_full, 0)
+        self._pricing.observe(tp_degree(instance), result.n_tokens, latency_s, n_full=n_full)
         n_rows = len(result.items) + result.n_rebuilds
         if n_rows:
             self._load.observe_share(n_recomputes / n_rows, SHARE_SMOOTHING)

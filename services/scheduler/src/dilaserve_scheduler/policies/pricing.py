@@ -1,13 +1,15 @@
 """Seconds of a forward pass by TP degree: from a latency profile, learned from what passes took.
 
-Knows no request: a batch is so many rows and tokens.
+Knows no request: a batch is so many rows and tokens. Where the profile tells step kinds and keys
+apart, a pass is priced by what it is made of.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dilaserve.profiles import LatencyCurve, ProfileSet
+from dilaserve.pass_curves import PassCurves
+from dilaserve.profiles import ProfileSet
 from dilaserve_scheduler.policies.packing import loads
 
 __all__ = ["MANY", "Batch", "Line", "Pricing", "Split"]
@@ -87,28 +89,31 @@ class Pricing:
     def __init__(self, profiles: ProfileSet | None, overhead: float | None) -> None:
         self._profiles = profiles
         self._overhead = overhead
-        self._curves: dict[int, LatencyCurve | None] = {}
+        self._curves: dict[int, PassCurves | None] = {}
         self._lines: dict[int, Line] = {}
         self._seen: dict[int, tuple[int, float, float]] = {}
         self._means: dict[tuple[int, int, int, int, int, int], float] = {}
 
-    def observe(self, degree: int, n_tokens: int, seconds: float) -> None:
-        """A pass of an instance of this degree took so long."""
+    def observe(
+        self, degree: int, n_tokens: int, seconds: float, *, n_full: int | None = None
+    ) -> None:
+        """A pass of an instance of this degree took so long; `n_full`: tokens of its rows that
+        computed their whole length, where that is known."""
         curve = self._curve(degree)
         if curve is None:
             self._line(degree).observe(n_tokens, seconds)
         elif self._overhead is None:
             n, taken, expected = self._seen.get(degree, (0, 0.0, 0.0))
             keep = _keep(n)
-            expected = keep * expected + curve.seconds(n_tokens)
+            expected = keep * expected + curve.seconds(n_tokens, n_full)
             self._seen[degree] = n + 1, keep * taken + seconds, expected
 
-    def seconds(self, degree: int, n_tokens: int) -> float:
-        """Of a pass over exactly so many tokens."""
+    def seconds(self, degree: int, n_tokens: int, *, n_full: int | None = None) -> float:
+        """Of a pass over exactly so many tokens; `n_full`: see `observe`."""
         curve = self._curve(degree)
         if curve is None:
             return self._line(degree).seconds(n_tokens)
-        return self.overhead(degree) * curve.seconds(n_tokens)
+        return self.overhead(degree) * curve.seconds(n_tokens, n_full)
 
     def mean_s(self, degree: int, batch: Batch) -> float:
         """Between two steps of a request in such a batch, on average: a pass, and the part of one
@@ -126,7 +131,10 @@ class Pricing:
             full = max(n_full * N_SIZE, n_cache)
             rounded = Batch(batch.n_rows, full, n_cache, share / N_SHARES, batch.n_together)
             sizes = _sizes(rounded)
-            pass_s = sum(chance * curve.seconds(n_tokens) for n_tokens, _, chance in sizes)
+            pass_s = sum(
+                chance * curve.seconds(n_tokens, n_recomputed, full)
+                for n_tokens, n_recomputed, _, chance in sizes
+            )
             mean = self._means[key] = pass_s * batch.n_rows / _mean_rows(sizes)
         return self.overhead(degree) * mean
 
@@ -134,8 +142,11 @@ class Pricing:
         """How the seconds of such a batch's passes follow from rows and tokens, near it."""
         curve = self._curve(degree)
         sizes = _sizes(batch)
-        mean_n = sum(chance * n for n, _, chance in sizes)
-        seconds = [(n, chance, self._at(degree, curve, n)) for n, _, chance in sizes]
+        mean_n = sum(chance * n for n, _, _, chance in sizes)
+        seconds = [
+            (n, chance, self._at(degree, curve, n, n_recomputed, batch.n_full))
+            for n, n_recomputed, _, chance in sizes
+        ]
         mean_s = sum(chance * s for _, chance, s in seconds)
         variance = sum(chance * (n - mean_n) ** 2 for n, chance, _ in seconds)
         covariance = sum(chance * (n - mean_n) * (s - mean_s) for n, chance, s in seconds)
@@ -149,18 +160,26 @@ class Pricing:
         _, taken, expected = self._seen.get(degree, (0, 1.0, 1.0))
         return taken / expected
 
-    def _at(self, degree: int, curve: LatencyCurve | None, n_tokens: float) -> float:
+    def _at(
+        self,
+        degree: int,
+        curve: PassCurves | None,
+        n_tokens: int,
+        n_recomputed: int,
+        n_keys: float,
+    ) -> float:
         if curve is None:
             return self._line(degree).seconds(n_tokens)
-        return self.overhead(degree) * curve.seconds(round(n_tokens))
+        return self.overhead(degree) * curve.seconds(n_tokens, n_recomputed, n_keys)
 
-    def _curve(self, degree: int) -> LatencyCurve | None:
+    def _curve(self, degree: int) -> PassCurves | None:
         try:
             return self._curves[degree]
         except KeyError:
             profiles = self._profiles
             known = profiles is not None and degree in profiles.tp_degrees
-            curve = self._curves[degree] = profiles.curve(degree) if profiles and known else None
+            curve = PassCurves(profiles.of_degree(degree)) if profiles and known else None
+            self._curves[degree] = curve
             return curve
 
     def _line(self, degree: int) -> Line:
@@ -172,14 +191,19 @@ def _keep(n_before: int) -> float:
     return 0.5 if n_before < N_WARMING else 1.0 - 1.0 / SPAN
 
 
-def _sizes(batch: Batch) -> list[tuple[int, int, float]]:
-    """(tokens, rows, probability) of a pass."""
+def _sizes(batch: Batch) -> list[tuple[int, int, int, float]]:
+    """(tokens, those in rows that recompute, rows, probability) of a pass."""
     together = min(batch.n_together, batch.n_rows)
     return [
-        (round(n_full * batch.n_full + n_cache * batch.n_cache), n_full + n_cache, chance)
+        (
+            round(n_full * batch.n_full + n_cache * batch.n_cache),
+            round(n_full * batch.n_full),
+            n_full + n_cache,
+            chance,
+        )
         for n_full, n_cache, chance in loads(batch.n_rows, batch.recompute_share, together)
     ]
 
 
-def _mean_rows(sizes: list[tuple[int, int, float]]) -> float:
-    return sum(chance * n_rows for _, n_rows, chance in sizes)
+def _mean_rows(sizes: list[tuple[int, int, int, float]]) -> float:
+    return sum(chance * n_rows for _, _, n_rows, chance in sizes)
