@@ -3,6 +3,7 @@ and what happens when a pass fits none. Real captures are under tests/gpu."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -232,6 +233,33 @@ def test_replays_give_what_eager_passes_give(
         assert graphs is not None
         assert graphs.graphs.n_replays > 10
         assert 0 < capture.n_captures < graphs.graphs.n_replays
+
+
+@pytest.mark.parametrize("name", ["llada-mha", "dream-gqa"])
+def test_replays_reach_the_golden_texts(name: str, request: pytest.FixtureRequest) -> None:
+    of = "golden" if name == "llada-mha" else "dream"
+    folder, golden = (request.getfixturevalue(f"{of}_{what}") for what in ("folder", "model"))
+    cases = json.loads((folder / "golden.json").read_text())["cases"]
+    cases = [case for case in cases if case["mode"] == "dual"]
+    graphs = GraphOptions(TapeCapture(), block_length=16, min_uses=1)
+    replaying = engine(golden, "masked", graphs)
+    for case in cases:
+        replaying.add(golden_request(case))
+        while replaying.step() is not None:
+            pass
+        assert [*case["prompt"], *replaying.canvas("golden")] == case["sequence"]
+        replaying.remove("golden")
+    assert replaying.n_replays > len(cases)
+
+
+def golden_request(case: dict[str, Any]) -> EngineRequest:
+    n_output = case["gen_length"]
+    spec = DecodingSpec(
+        n_output=n_output, block_length=case["block_length"], seed=0, ignore_eos=True
+    )
+    quota = n_output // case["steps"] if case["threshold"] is None else None
+    credit = Credit(case["threshold"] or 0.0, FAR)
+    return EngineRequest("golden", case["prompt"], spec, 0, [MASKED] * n_output, credit, quota)
 
 
 @pytest.mark.parametrize("attention", STATIC_BACKENDS)
