@@ -104,6 +104,7 @@ class NatsBus:
                 ping_interval=2,
                 max_outstanding_pings=2,
                 pending_size=0,  # fail fast: what would be buffered is stale once it is sent
+                skip_subject_validation=True,  # check_subject has done it
                 error_cb=self._on_error,
                 disconnected_cb=self._on_disconnected,
                 reconnected_cb=self._on_reconnected,

@@ -23,13 +23,13 @@ def check_commit(commit: Commit) -> None:
     """Raise ValueError for a commit that no stored state could make right."""
     positions, tokens = commit.positions, commit.tokens
     lengths = len(positions), len(tokens), len(commit.confidences)
-    if len(set(lengths)) > 1:
+    if not lengths[0] == lengths[1] == lengths[2]:
         raise _malformed(commit, f"positions, tokens and confidences have lengths {lengths}")
     if commit.epoch < 1 or commit.step < 1:
         raise _malformed(commit, f"epoch {commit.epoch} and step {commit.step} start at 1")
-    if any(a >= b for a, b in zip([-1, *positions], positions, strict=False)):
+    if positions and (positions[0] < 0 or positions != sorted(set(positions))):
         raise _malformed(commit, f"positions {positions} are not ascending from 0")
-    if not all(0 <= token <= _INT32_MAX for token in tokens):
+    if tokens and not 0 <= min(tokens) <= max(tokens) <= _INT32_MAX:
         raise _malformed(commit, f"tokens {tokens} are not all token ids")
     if commit.canvas is not None:
         _check_canvas(commit, commit.canvas)
