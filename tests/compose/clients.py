@@ -13,6 +13,8 @@ import httpx
 from . import engine as docker
 
 PROMPT = "3 + 4 ="
+FETCH = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1], timeout=5).read().decode())"
+"""A script: prints what is at a URL."""
 
 
 def report(line: str) -> None:

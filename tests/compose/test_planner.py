@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from . import engine as docker
-from .clients import complete, instances, report, stream, timed, wait_for
+from .clients import FETCH, complete, instances, report, stream, timed, wait_for
 
 pytestmark = [
     pytest.mark.compose,
@@ -121,6 +121,8 @@ def test_the_planner_launches_the_workers(planned: docker.Project, client: httpx
     assert {each["HostConfig"]["CpusetCpus"] for each in found.values()} == {"0", "1"}
     assert {each["Config"]["User"] for each in found.values()} == {"10001:10001"}
     assert complete(client, seed=1)
+    url = "http://gpu-worker:9464/metrics"  # where Prometheus looks
+    assert "dilaserve:" in planned.inside("gateway", "python", "-c", FETCH, url)
 
 
 def test_its_next_life_finds_its_containers_and_replaces_the_dead(

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from dilaserve.telemetry import METRICS
 
 from . import engine as docker
-from .clients import complete, instances, report, stream, timed, wait_for
+from .clients import FETCH, complete, instances, report, stream, timed, wait_for
 
 pytestmark = [
     pytest.mark.compose,
@@ -24,7 +24,6 @@ pytestmark = [
 ]
 
 OURS = ("gateway", "scheduler", "predictor", "gpu-worker")
-FETCH = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1], timeout=5).read().decode())"
 
 
 @pytest.fixture(scope="module")

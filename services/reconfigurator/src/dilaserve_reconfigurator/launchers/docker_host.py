@@ -141,7 +141,8 @@ class DockerHost:
         except (DockerException, OSError) as error:  # those of requests are OSErrors
             raise HostError(
                 f"Docker host {self.name} ({self._url}) does not answer: {error}; "
-                "see that its engine runs and that DILASERVE_DOCKER_HOSTS has its endpoint"
+                "see that its engine runs, that DILASERVE_DOCKER_HOSTS has its endpoint, and that "
+                "this user may use it"
             ) from error
 
     def _connected(self) -> Any:
