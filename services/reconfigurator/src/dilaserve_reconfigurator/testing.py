@@ -58,7 +58,7 @@ class LauncherContract:
         assert await make(SLEEP).running() == []
 
     async def test_wait_tells_of_the_end(self, make: Make) -> None:
-        launcher = make("import sys; print('loading', flush=True); sys.exit('out of memory')")
+        launcher = make("import sys; print('loading', file=sys.stderr); sys.exit('out of memory')")
         await launcher.launch("a", ONE)
         async with asyncio.timeout(20):
             assert await launcher.wait("a") == "exit code 1; out of memory"

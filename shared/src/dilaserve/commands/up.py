@@ -28,29 +28,33 @@ from dilaserve.supervisor.state import StackState
 
 logger = logging.getLogger(__name__)
 
+Workers = Annotated[
+    int, typer.Option(min=1, help="Workers; with --planner apply those to begin with.")
+]
+Planner = Annotated[
+    PlannerRole | None,
+    typer.Option(help="Run the planner: it proposes, or also launches and ends the workers."),
+]
+Degree = Annotated[
+    int, typer.Option("--tp", min=1, help="TP degree of the workers, with --planner apply.")
+]
+RunAhead = Annotated[
+    str | None, typer.Option(help="How far workers go by themselves: block, or N steps.")
+]
 PLANNED_WITH = (variable("profile"), variable("recorded_steps"))
 
 
 def up(
-    workers: Annotated[
-        int, typer.Option(min=1, help="Workers; with --planner apply those to begin with.")
-    ] = 1,
-    planner: Annotated[
-        PlannerRole | None,
-        typer.Option(help="Run the planner: it proposes, or also launches and ends the workers."),
-    ] = None,
+    workers: Workers = 1,
+    planner: Planner = None,
     model: Annotated[
         Path | None, typer.Option(help="Model folder; default: the bundled tiny model.")
     ] = None,
-    tp: Annotated[
-        int, typer.Option("--tp", min=1, help="TP degree of the workers, with --planner apply.")
-    ] = 1,
+    tp: Degree = 1,
     threads: Annotated[int | None, typer.Option(min=1, help="Torch threads a worker.")] = None,
     cache: Annotated[CacheMode | None, typer.Option(help="KV cache of the workers.")] = None,
     policy: Annotated[str | None, typer.Option(help="Scheduling policy.")] = None,
-    run_ahead: Annotated[
-        str | None, typer.Option(help="How far workers go by themselves: block, or N steps.")
-    ] = None,
+    run_ahead: RunAhead = None,
     host: Annotated[str, typer.Option(help="Address of the gateway.")] = LOOPBACK,
     port: Annotated[
         int | None, typer.Option(help="Port of the gateway; default: first free one from 8000.")

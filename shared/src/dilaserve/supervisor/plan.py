@@ -149,12 +149,8 @@ def plan_services(
     )
     if options.planner == "none":
         return [scheduler, predictor, *workers, gateway]
-    planner = python(
-        "reconfigurator",
-        "reconfigurator",
-        on_bus("reconfigurator"),
-        **_planner_settings(options, environ),
-    )
+    service = "reconfigurator"
+    planner = python(service, service, on_bus(service), **_planner_settings(options, environ))
     if options.planner == "advise":
         return [scheduler, predictor, replace(planner, is_vital=False), *workers, gateway]
     return [scheduler, predictor, replace(planner, afterwards=end_workers), gateway]
