@@ -84,6 +84,21 @@ def test_runs_may_be_interleaved_and_in_several_files(tmp_path: Path) -> None:
     assert read_runs([tmp_path / "1", tmp_path / "2"]) == [a, b]
 
 
+def test_a_run_begun_again_is_the_same_in_its_file_and_another_one_elsewhere(
+    tmp_path: Path,
+) -> None:
+    """Ids are made of the numbers of prompts: recordings of two sets of prompts share them."""
+    run = run_of("a")
+    other = [msgspec.structs.replace(step, prompt_id="q") for step in run]
+    first, second = tmp_path / "1", tmp_path / "2"
+    with StepWriter(first) as writer:
+        writer.write([run[0], *run])
+    with StepWriter(second) as writer:
+        writer.write(other)
+    assert read_runs([first]) == [run]
+    assert read_runs([first, second, tmp_path / "." / "1"]) == [run, other]
+
+
 def test_a_run_is_complete_with_every_step_up_to_its_end() -> None:
     run = run_of("a")
     assert is_complete(run)

@@ -78,7 +78,7 @@ def test_runs_of_two_models_are_refused() -> None:
 
 
 def test_nothing_to_train_on_is_refused() -> None:
-    with pytest.raises(PredictorError, match="no run from start to end"):
+    with pytest.raises(PredictorError, match="let `dilaserve record` finish"):
         train([run_of(1, lambda _: 0.9)[:-1]])
 
 

@@ -127,15 +127,23 @@ def read_steps(path: Path) -> Iterator[RecordedStep]:
 
 def read_runs(paths: Iterable[Path]) -> list[list[RecordedStep]]:
     """The steps of each run in order, runs as they first appear, unfinished ones included. Files
-    may hold runs interleaved; a run recorded again from its first step replaces what there was."""
-    runs: dict[tuple[str, str], list[RecordedStep]] = {}
-    for path in paths:
+    may hold runs interleaved; a run recorded again in a file from its first step replaces what that
+    file had of it. In another file it is another run: ids repeat from recording to recording. A
+    file that is given twice counts once."""
+    runs: list[list[RecordedStep]] = []
+    begun: dict[tuple[str, str], tuple[Path, list[RecordedStep]]] = {}
+    for path in {path.resolve(): path for path in paths}.values():
         for step in read_steps(path):
-            run = runs.setdefault((step.model_id, step.run_id), [])
-            if step.step == 1:
+            key = step.model_id, step.run_id
+            began_in, run = begun.get(key, (None, []))
+            if step.step == 1 and began_in == path:
                 run.clear()
+            elif step.step == 1 or began_in is None:
+                run = []
+                runs.append(run)
+                begun[key] = path, run
             run.append(step)
-    return list(runs.values())
+    return runs
 
 
 def complete_runs(path: Path) -> set[str]:

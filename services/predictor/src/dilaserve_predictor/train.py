@@ -152,10 +152,13 @@ def _model_id(runs: Sequence[Sequence[RecordedStep]]) -> str:
     model_ids = sorted({run[0].model_id for run in runs})
     if len(model_ids) == 1:
         return model_ids[0]
-    found = f"steps of {', '.join(model_ids)}" if model_ids else "no run from start to end"
+    if not model_ids:
+        raise PredictorError(
+            "no run is there from its first step to its last; let `dilaserve record` finish some"
+        )
     raise PredictorError(
-        f"{found}: a predictor is trained for one model; give files of `dilaserve record` with "
-        "finished runs of that model alone"
+        f"steps of {', '.join(model_ids)}: a predictor is trained for one model; give files of "
+        "`dilaserve record` with runs of one of them alone"
     )
 
 
