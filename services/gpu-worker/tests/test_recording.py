@@ -90,6 +90,13 @@ def test_no_runs_no_steps(model: Model) -> None:
     assert list(Recorder(model, "m").record([])) == []
 
 
+def test_room_is_made_for_runs_that_there_are(model: Model) -> None:
+    """A concurrency beyond them costs neither memory nor time."""
+    plan = plan_runs(PROMPTS[:1], (0.9,), n_switching=0)
+    (run,) = Recorder(model, "m", block_length=8, concurrency=10**9).record(plan)
+    assert is_complete(run)
+
+
 def test_prompts_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt_ids": [1, 2], "more": 0}\n\n{"prompt_ids": [], "n_output": 9}\n')

@@ -140,7 +140,7 @@ class Recorder:
                 engine.add(self._request(run))
                 under_way[run.run_id] = (run, [])
 
-        for _ in range(self._concurrency):
+        for _ in range(min(self._concurrency, len(runs))):
             begin_next()
         while (output := engine.step()) is not None:
             for step in output.steps:
@@ -155,7 +155,7 @@ class Recorder:
 
     def _engine(self, runs: Sequence[PlannedRun]) -> Engine:
         longest = max(len(run.prompt.prompt_ids) + run.prompt.n_output for run in runs)
-        n_tokens = self._concurrency * (longest + PAGE_TOKENS)
+        n_tokens = min(self._concurrency, len(runs)) * (longest + PAGE_TOKENS)
         return Engine(
             self._model, cache_mode=self._cache, n_kv_tokens=n_tokens, max_batch_tokens=n_tokens
         )
