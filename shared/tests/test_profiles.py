@@ -83,7 +83,10 @@ def test_more_tokens_never_take_less_time(points: list[tuple[int, float]]) -> No
     assert all(a <= b + 1e-12 for a, b in itertools.pairwise(times))
 
 
-@pytest.mark.parametrize("points", [[], [(0, 1.0)], [(5, 0.0)], [(5, float("nan"))]])
+@pytest.mark.parametrize(
+    "points",
+    [[], [(0, 1.0)], [(5, 0.0)], [(5, float("nan"))], [(2**40, 1.0)], [(5, 1e308), (5, 1e308)]],
+)
 def test_impossible_measurements_are_refused(points: list[tuple[int, float]]) -> None:
     with pytest.raises(ProfileError):
         LatencyCurve(points)

@@ -33,6 +33,12 @@ __all__ = [
 ]
 
 
+MOST_TOKENS = 2**24
+"""In a pass: a curve keeps a number for each."""
+MOST_SECONDS = 86_400.0
+"""Of a pass; far above any, and far from where sums overflow."""
+
+
 class ProfileError(DiLaServeError):
     """A latency profile that cannot be used: not to be read, empty, or without the degree."""
 
@@ -138,9 +144,15 @@ def load_profiles(path: Path) -> ProfileSet:
     try:
         profiles = msgspec.json.decode(path.read_bytes(), type=ProfileSet)
     except OSError as error:
-        raise ProfileError(f"latency profile {path} cannot be read: {error.strerror}") from error
+        raise ProfileError(
+            f"latency profile {path} cannot be read: {error.strerror}; give a file that "
+            "`dilaserve profile` wrote"
+        ) from error
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ProfileError(f"latency profile {path} is malformed: {error}") from error
+        raise ProfileError(
+            f"latency profile {path} is malformed: {error}; give a file that `dilaserve profile` "
+            "wrote"
+        ) from error
     if not profiles.profiles:
         raise ProfileError(f"latency profile {path} holds no profile; measure it again")
     return profiles
@@ -194,7 +206,7 @@ def _by_size(measured: Iterable[tuple[int, float]]) -> list[tuple[int, float, in
     if not points:
         raise ProfileError("a latency profile needs at least one point; measure it again")
     for n_tokens, seconds in points:
-        if n_tokens < 1 or not seconds > 0:
+        if not (1 <= n_tokens <= MOST_TOKENS and 0 < seconds <= MOST_SECONDS):
             raise ProfileError(
                 f"a pass over {n_tokens} tokens in {seconds} s cannot have been measured; "
                 "remove that point from the latency profile"
