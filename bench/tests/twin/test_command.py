@@ -106,6 +106,10 @@ def test_traces_are_replayed(tmp_path: Path) -> None:
         *(([f"--{name}", value], f"--{name} {value}") for name, value in NONSENSE),
         (["--plot", "nowhere/page.svg"], "no folder"),
         (["--plot", "page.gif"], ".svg"),
+        (["--output", "1000000000"], "1e+06"),
+        (["--prompt", "1000000000"], "1e+06"),
+        (["--overhead", "1e9"], "1000"),
+        (["--rate", "1e-9"], "--horizon"),
     ],
 )
 def test_what_cannot_be_simulated_is_named(arguments: list[str], message: str) -> None:

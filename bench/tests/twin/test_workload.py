@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dilaserve.errors import DiLaServeError
 from dilaserve_bench.data import average_day, sharegpt_classes
 from dilaserve_bench.twin.traces import (
     TraceEntry,
@@ -16,7 +17,7 @@ from dilaserve_bench.twin.traces import (
     read_rates,
     read_trace,
 )
-from dilaserve_bench.twin.workload import RequestClass, daily, deal, poisson, replayed
+from dilaserve_bench.twin.workload import RequestClass, daily, deal, lasting, poisson, replayed
 
 ONE = RequestClass(n_prompt=100, n_output=64, slo_s=9.5, priority=1, min_confidence=0.6)
 SMALL = RequestClass(n_prompt=10, n_output=32, weight=3.0)
@@ -125,12 +126,47 @@ def test_servegen_rates(tmp_path: Path) -> None:
         read_rates(path, model="m-small")
 
 
-@pytest.mark.parametrize("rows", ["", "m,0,1\n", "m,0,1\nm,0,1\n", "m,0,0\nm,9,0\n", "m,0,-1\n"])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        "",
+        "m,0,1\n",
+        "m,0,1\nm,0,1\n",
+        "m,0,0\nm,9,0\n",
+        "m,0,-1\n",
+        "m,0,1\nm,60,1\nm,600,1\n",
+        "m,60,1\nm,0,1\n",
+    ],
+)
 def test_useless_rates_are_named(tmp_path: Path, rows: str) -> None:
     path = tmp_path / "rates.csv"
     path.write_text(f"model,t_s,rps\n{rows}")
     with pytest.raises(TraceError, match=r"rates\.csv"):
         read_rates(path)
+
+
+def test_only_the_requests_asked_for_are_drawn() -> None:
+    """However many would come."""
+    drawn = daily([ONE], rates=[1e9, 1e9], slot_s=60.0, n_cases=7, n=3)(0)
+    assert len(drawn) == 3
+    with pytest.raises(DiLaServeError, match=r"1\.2e\+11 requests .* --requests"):
+        daily([ONE], rates=[1e9, 1e9], slot_s=60.0, n_cases=7)
+
+
+def test_a_workload_that_goes_on_for_too_long_is_refused() -> None:
+    day = daily([ONE], rates=[1.0], slot_s=60.0, n_cases=7)
+    assert lasting(day, 60.0)(0) == day(0)
+    with pytest.raises(DiLaServeError, match="--horizon"):
+        lasting(day, 30.0)(0)
+
+
+def test_a_spreadsheets_mark_and_a_time_zone_are_understood(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_bytes(
+        b"\xef\xbb\xbf" + AZURE + b"2024-05-10 00:00:00,1,2\n2024-05-10 02:00:09+02:00,1,2\n"
+    )
+    first, second = read_trace(path, block_length=32, max_sequence_length=4096)
+    assert second.at_s - first.at_s == 9.0
 
 
 AZURE = b"TIMESTAMP,ContextTokens,GeneratedTokens\n"

@@ -22,6 +22,11 @@ WORST_WMAPE = 10.0
 HUGE = 1e9
 """Stands for any number, but not for infinity."""
 
+MOST_TOKENS = 1e6
+"""Of a prompt or an output: every virtual request has a canvas."""
+MOST_REQUESTS = 1e7
+LARGEST_OVERHEAD = 1000.0
+
 _Range = tuple[str, float | None, float, float, bool, str]
 """Option, value (None: not given), least, most, whether the least is excluded, an example."""
 
@@ -41,12 +46,12 @@ def _ranges(options: SimulateOptions) -> Iterator[_Range]:
     yield "threshold", options.threshold, 0.0, 1.0, False, "0.9"
     yield "budget", options.budget, 1, HUGE, False, "8192"
     yield "plan-tokens", options.plan_tokens, 1, HUGE, False, "1280"
-    yield "overhead", options.overhead, 0.0, HUGE, True, "1.5"
+    yield "overhead", options.overhead, 0.0, LARGEST_OVERHEAD, True, "1.5"
     yield "rate", options.rate, 0.0, HUGE, True, "1.5"
     yield "speed", options.speed, 0.0, HUGE, True, "2"
-    yield "requests", options.requests, 1, HUGE, False, "1319"
-    yield "prompt", options.prompt, 1, HUGE, False, "1075"
-    yield "output", options.output, 1, HUGE, False, "256"
+    yield "requests", options.requests, 1, MOST_REQUESTS, False, "1319"
+    yield "prompt", options.prompt, 1, MOST_TOKENS, False, "1075"
+    yield "output", options.output, 1, MOST_TOKENS, False, "256"
     yield "slo", options.slo_s, 0.0, HUGE, True, "9.5"
     yield "problems", options.problems, 1, HUGE, False, "64"
     yield "run-ahead", options.run_ahead, 1, HUGE, False, "1"

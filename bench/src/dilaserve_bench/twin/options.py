@@ -26,6 +26,7 @@ from dilaserve_bench.twin.workload import (
     Workload,
     Workloads,
     daily,
+    lasting,
     poisson,
     replayed,
 )
@@ -47,6 +48,8 @@ __all__ = [
 NOBODY_REFUSED = 10**9
 """Queue limit: overload is to show as missed SLOs, not as refusals."""
 PROBLEM_SEED = 2026
+LONGEST_S = 366 * 86_400.0
+"""Of the arrivals, if they are all to be served."""
 
 
 class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,6 +196,11 @@ def _with_model(options: SimulateOptions, environ: Mapping[str, str], scenario: 
 
 
 def _workloads(options: SimulateOptions, spec: ClusterSpec, n_cases: int) -> Workloads:
+    drawn = _drawn(options, spec, n_cases)
+    return drawn if options.horizon_s is not None else lasting(drawn, LONGEST_S)
+
+
+def _drawn(options: SimulateOptions, spec: ClusterSpec, n_cases: int) -> Workloads:
     classes = _classes(options)
     if options.average_day and options.trace:
         raise DiLaServeError("--average-day and --trace exclude each other; give one of them")

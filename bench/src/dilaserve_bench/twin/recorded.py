@@ -54,15 +54,29 @@ def load_steps(path: Path) -> StepTable:
     """Read a table. Raises DiLaServeError, naming the file."""
     try:
         table = msgspec.json.decode(path.read_bytes(), type=StepTable)
-    except (OSError, msgspec.DecodeError, RecursionError) as error:
-        raise DiLaServeError(f"step counts {path} cannot be read: {error}") from error
-    if not table.rows or any(len(row) != len(table.thresholds) for row in table.rows):
-        raise DiLaServeError(f"step counts {path}: every row needs a count for each threshold")
-    if not table.thresholds or table.thresholds != sorted(set(table.thresholds)):
-        raise DiLaServeError(f"step counts {path}: thresholds have to ascend, and be some")
-    if min(table.n_output, table.block_length, *map(min, table.rows)) < 1:
-        raise DiLaServeError(f"step counts {path}: lengths and counts have to be at least 1")
+    except OSError as error:
+        raise DiLaServeError(
+            f"step counts {path} cannot be read: {error.strerror}; give another file"
+        ) from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise DiLaServeError(
+            f"step counts {path} are malformed: {error}; give one JSON table of counts by request "
+            "and threshold, like gsm8k_llada_steps.json in dilaserve_bench"
+        ) from error
+    wrong = _wrong(table)
+    if wrong is not None:
+        raise DiLaServeError(f"step counts {path}: {wrong}; mend the file")
     return table
+
+
+def _wrong(table: StepTable) -> str | None:
+    if not table.rows or any(len(row) != len(table.thresholds) for row in table.rows):
+        return "every row needs a count for each threshold"
+    if not table.thresholds or table.thresholds != sorted(set(table.thresholds)):
+        return "thresholds have to ascend, and be some"
+    if min(table.n_output, table.block_length, *map(min, table.rows)) < 1:
+        return "lengths and counts have to be at least 1"
+    return None
 
 
 class RecordedSource:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +17,8 @@ __all__ = ["RateSeries", "TraceEntry", "TraceError", "is_rates", "read_rates", "
 
 _Row = Mapping[str, str]
 T = TypeVar("T")
+SAME_SLOT = 0.01
+"""Relative; times may be rounded."""
 
 
 class TraceError(DiLaServeError):
@@ -54,7 +57,10 @@ def read_trace(
                 entries.append(rounded)
     entries.sort(key=lambda entry: entry.at_s)
     if not entries:
-        raise TraceError(f"trace {path} holds no request of at most {max_sequence_length} tokens")
+        raise TraceError(
+            f"trace {path} holds no request of at most {max_sequence_length} tokens; give another "
+            "file, or raise --budget"
+        )
     return entries[:limit]
 
 
@@ -68,20 +74,30 @@ def read_rates(path: Path, *, model: str | None = None) -> RateSeries:
     """ServeGen's `model,t_s,rps,...` of one model, by default the first one. Raises TraceError."""
     rows = list(_parsed(path, _rates))
     if not rows:
-        raise TraceError(f"rates {path} are empty")
+        raise TraceError(f"rates {path} are empty; give another file")
     name = model or rows[0][0]
     series = [(t_s, rps) for each, t_s, rps in rows if each == name]
     if len(series) < 2:
-        raise TraceError(f"rates {path} hold fewer than two slots of {name!r}")
-    if series[1][0] <= series[0][0] or not any(rps for _, rps in series):
-        raise TraceError(f"rates {path} of {name!r}: time does not pass, or nobody comes")
-    return RateSeries(series[1][0] - series[0][0], tuple(rps for _, rps in series))
+        raise TraceError(f"rates {path} hold fewer than two slots of {name!r}; give more")
+    slot_s = series[1][0] - series[0][0]
+    if not 0 < slot_s < math.inf or not any(rps for _, rps in series):
+        raise TraceError(
+            f"rates {path} of {name!r}: time does not pass, or nobody comes; give slots in order "
+            "of time, one of them with a rate above 0"
+        )
+    for (before_s, _), (t_s, _) in pairwise(series):
+        if not math.isclose(t_s - before_s, slot_s, rel_tol=SAME_SLOT):
+            raise TraceError(
+                f"rates {path} of {name!r}: a slot of {t_s - before_s:g} s behind one of "
+                f"{slot_s:g} s; give slots of one length, without gaps"
+            )
+    return RateSeries(slot_s, tuple(rps for _, rps in series))
 
 
 def _entries(path: Path) -> Iterator[TraceEntry]:
     first = next(_rows(path), None)
     if first is None:
-        raise TraceError(f"trace {path} is empty")
+        raise TraceError(f"trace {path} holds no row under its head; give another file")
     for columns, parse in _FORMATS.items():
         if columns <= first.keys():
             yield from _parsed(path, parse)
@@ -102,16 +118,19 @@ def _parsed(path: Path, parse: Callable[[_Row], T]) -> Iterator[T]:
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             yield from csv.DictReader(file)
     except OSError as error:
-        raise TraceError(f"trace {path} cannot be read: {error.strerror}") from error
+        raise TraceError(
+            f"trace {path} cannot be read: {error.strerror}; give another file"
+        ) from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise TraceError(f"trace {path} is no CSV in UTF-8: {error}; give another file") from error
 
 
 def _azure(row: _Row) -> TraceEntry:
-    at = datetime.fromisoformat(row["TIMESTAMP"]).replace(tzinfo=UTC)
+    at = datetime.fromisoformat(row["TIMESTAMP"])
+    at = at if at.tzinfo else at.replace(tzinfo=UTC)
     return TraceEntry(at.timestamp(), int(row["ContextTokens"]), int(row["GeneratedTokens"]))
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 
 import msgspec
 
 from dilaserve.errors import DiLaServeError
+from dilaserve_bench.twin.checks import MOST_REQUESTS
 from dilaserve_bench.twin.traces import TraceEntry
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "Workloads",
     "daily",
     "deal",
+    "lasting",
     "poisson",
     "replayed",
 ]
@@ -82,11 +85,17 @@ def daily(
     n: int | None = None,
 ) -> Workloads:
     """Arrivals without memory whose rate (a second) changes every `slot_s`; the first `n` of
-    them, or all."""
+    them, or all. Raises DiLaServeError for more than anybody could simulate."""
+    expected = sum(rates) * slot_s
+    if n is None and expected > MOST_REQUESTS:
+        raise DiLaServeError(
+            f"about {expected:.3g} requests arrive at these rates, more than {MOST_REQUESTS:.3g}; "
+            "lower --speed, or limit them by --requests"
+        )
 
     def draw(seed: int) -> Workload:
         times = _piecewise(_stream(seed, "times"), rates, slot_s)
-        return _compose(seed, times[:n], classes, n_cases)
+        return _compose(seed, list(islice(times, n)), classes, n_cases)
 
     return draw
 
@@ -109,6 +118,23 @@ def replayed(
     return draw
 
 
+def lasting(workloads: Workloads, at_most_s: float) -> Workloads:
+    """The same ones. Raises DiLaServeError, when they are drawn, for one that goes on for longer:
+    a cluster that waits for ever beats its hearts for ever."""
+
+    def draw(seed: int) -> Workload:
+        workload = workloads(seed)
+        last_s = workload[-1].at_s
+        if last_s > at_most_s:
+            raise DiLaServeError(
+                f"the last request arrives after {last_s:.3g} virtual seconds, more than "
+                f"{at_most_s:.3g}; raise --rate or --speed, or break off by --horizon"
+            )
+        return workload
+
+    return draw
+
+
 def deal(rng: random.Random, n_cases: int) -> Iterator[int]:
     """Cases in random order, each once before any comes again."""
     while True:
@@ -117,16 +143,14 @@ def deal(rng: random.Random, n_cases: int) -> Iterator[int]:
         yield from deck
 
 
-def _piecewise(rng: random.Random, rates: Sequence[float], slot_s: float) -> list[float]:
+def _piecewise(rng: random.Random, rates: Sequence[float], slot_s: float) -> Iterator[float]:
     """Unit-rate arrivals on the clock that runs `rate` times as fast as time."""
-    times: list[float] = []
     ahead = rng.expovariate(1.0)
     for slot, rate in enumerate(rates):
         while ahead < rate * slot_s:
-            times.append(slot * slot_s + ahead / rate)
+            yield slot * slot_s + ahead / rate
             ahead += rng.expovariate(1.0)
         ahead -= rate * slot_s
-    return times
 
 
 def _compose(
