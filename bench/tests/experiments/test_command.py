@@ -193,6 +193,13 @@ def test_errors_name_the_remedy(counting: Counting, arguments: list[str], messag
     assert message in str(error)
 
 
+@pytest.mark.parametrize("overhead", ["inf", "1e9", "nan", "0"])
+def test_an_overhead_that_would_never_end_is_refused(counting: Counting, overhead: str) -> None:
+    result = invoke("counting", "--overhead", overhead)
+    assert result.exit_code == 2
+    assert "--overhead" in result.output
+
+
 def test_unknown_name_gives_the_list() -> None:
     error = invoke("fig99").exception
     assert isinstance(error, DiLaServeError)

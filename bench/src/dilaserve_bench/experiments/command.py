@@ -21,6 +21,7 @@ from dilaserve_bench.experiments.ledger import Ledger, code_fingerprint
 from dilaserve_bench.experiments.page import as_text
 from dilaserve_bench.experiments.registry import EXPERIMENTS, load_experiment
 from dilaserve_bench.experiments.results import as_json, check_target, commit_of, write_result
+from dilaserve_bench.twin.checks import LARGEST_OVERHEAD
 from dilaserve_bench.twin.runner import watching
 
 LIST = "list"
@@ -35,7 +36,12 @@ Jobs = Annotated[
 ]
 Seeds = Annotated[int | None, typer.Option(min=1, help="How many; default: the experiment's.")]
 Overhead = Annotated[
-    float | None, typer.Option(min=0.01, help="Factor on the profiled seconds; default: fitted.")
+    float | None,
+    typer.Option(
+        min=0.01,
+        max=LARGEST_OVERHEAD,
+        help="Factor on the profiled seconds; default: fitted.",
+    ),
 ]
 Policies = Annotated[str, typer.Option(help="Separated by commas; fixed-0.7 is a threshold.")]
 Rates = Annotated[str, typer.Option(help="Arrivals a second and GPU, separated by commas.")]

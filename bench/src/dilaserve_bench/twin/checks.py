@@ -14,7 +14,14 @@ from dilaserve.errors import DiLaServeError
 if TYPE_CHECKING:
     from dilaserve_bench.twin.options import SimulateOptions
 
-__all__ = ["PLOTS", "check_file", "check_options", "check_plot"]
+__all__ = [
+    "LARGEST_OVERHEAD",
+    "MOST_REQUESTS",
+    "PLOTS",
+    "check_file",
+    "check_options",
+    "check_plot",
+]
 
 PLOTS = (".svg", ".png", ".pdf")
 WORST_WMAPE = 10.0
