@@ -135,6 +135,22 @@ def test_of_those_who_choose_in_the_same_moment_each_gets_another_port() -> None
         assert again == one
 
 
+def test_port_0_is_any_free_one() -> None:
+    """A number that its clients can be told, not 0 itself."""
+    with held_port(HOST, 0, first=PORT) as one, held_port(HOST, 0, first=PORT) as two:
+        assert 0 not in (one, two)
+        assert one != two
+
+
+@pytest.mark.parametrize("port", [-1, 65536, 10**30])
+def test_what_is_no_port_is_refused(port: int) -> None:
+    with (
+        pytest.raises(DiLaServeError, match=f"--port {port} is no port from 0 to 65535"),
+        held_port(HOST, port, first=PORT),
+    ):
+        pass
+
+
 def test_a_port_is_free_again_when_its_holder_is_killed() -> None:
     first = free_port()
     script = (

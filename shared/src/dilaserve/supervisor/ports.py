@@ -10,13 +10,14 @@ import fcntl
 import os
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from dilaserve.errors import DiLaServeError
 
 N_TRIED = 100
+HIGHEST = 2**16 - 1
 
 
 def is_free(host: str, port: int) -> bool:
@@ -32,10 +33,10 @@ def is_free(host: str, port: int) -> bool:
 
 @contextmanager
 def held_port(host: str, port: int | None, *, first: int) -> Iterator[int]:
-    """`port`, or the first free one from `first` on; no other supervisor on this machine gets it
-    for as long as the context lasts. Raises DiLaServeError when it is taken, or all are."""
-    candidates = range(first, first + N_TRIED) if port is None else [port]
-    for candidate in candidates:
+    """`port`, any free one for 0, or the first free one from `first` on; no other supervisor on
+    this machine gets it for as long as the context lasts. Raises DiLaServeError when it is taken,
+    when all are, and for what is no port."""
+    for candidate in _candidates(host, port, first):
         lock = _try_to_hold(candidate)
         if lock is None:
             continue
@@ -46,6 +47,30 @@ def held_port(host: str, port: int | None, *, first: int) -> Iterator[int]:
         finally:
             os.close(lock)
     raise _none_free(host, port, first)
+
+
+def _candidates(host: str, port: int | None, first: int) -> Iterable[int]:
+    if port is None:
+        return range(first, first + N_TRIED)
+    if not 0 <= port <= HIGHEST:
+        raise DiLaServeError(
+            f"--port {port} is no port from 0 to {HIGHEST}; give another one, or none to take the "
+            "next free one"
+        )
+    return [port] if port else (_any_free(host) for _ in range(N_TRIED))
+
+
+def _any_free(host: str) -> int:
+    with socket.socket() as listener:
+        try:
+            listener.bind((host, 0))
+        except OSError as error:
+            raise DiLaServeError(
+                f"no port can be had on {host}: {error.strerror}; give an address of this machine "
+                "by --host"
+            ) from error
+        port: int = listener.getsockname()[1]
+        return port
 
 
 def _try_to_hold(port: int) -> int | None:
@@ -75,6 +100,8 @@ def _open_lock(path: Path) -> int:
 
 
 def _none_free(host: str, port: int | None, first: int) -> DiLaServeError:
+    if port == 0:
+        return DiLaServeError(f"no free port on {host}; give one by --port")
     if port is not None:
         return DiLaServeError(
             f"port {port} on {host} is taken; give another one by --port, "
