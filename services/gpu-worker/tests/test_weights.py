@@ -130,6 +130,16 @@ def test_sizes_that_a_config_may_leave_out(make_folder: MakeFolder) -> None:
         ({"include_bias": True}, "include_bias True"),
         ({"n_layers": 3}, "lacks the tensor model.transformer.blocks.2.attn_norm.weight"),
         ({"mlp_hidden_size": 80}, r"ff_proj.weight has shape \[72, 48\], config.json says \[80,"),
+        ({"mlp_hidden_size": None, "mlp_ratio": "x"}, "mlp_ratio 'x'; set it to an integer"),
+        ({"n_layers": 1}, "holds model.transformer.blocks.1.attn_norm.weight, beyond the last"),
+        ({"max_sequence_length": 10**12}, "max_sequence_length 1000000000000; .* from 1 to 16777"),
+        ({"rope_theta": "x"}, "rope_theta 'x'; set it to a number above 0"),
+        ({"rope_theta": 0}, "rope_theta 0; set it to a number above 0"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps -1; set it to a number above 0"),
+        ({"weight_tying": "false"}, "weight_tying 'false'; set it to true or false"),
+        ({"eos_token_id": "x"}, "eos_token_id 'x'; set it to a token id or a list"),
+        ({"eos_token_id": [1, None]}, r"eos_token_id \[1, None\]; set it to a token id or a list"),
+        ({"eos_token_id": -1}, "eos_token_id -1; set it to a token id or a list"),
     ],
 )
 def test_a_config_that_cannot_be_served(
@@ -163,6 +173,37 @@ def _with_a_damaged_config(folder: Path) -> None:
     (folder / "config.json").write_text("{")
 
 
+def _with_a_deep_config(folder: Path) -> None:
+    (folder / "config.json").write_text("[" * 100_000)
+
+
+def _with_a_shard_named(name: object) -> Callable[[Path], None]:
+    """A folder whose index names one shard so; such a file exists beside the folder."""
+
+    def damage(folder: Path) -> None:
+        split(folder, 2)
+        shutil.copy(folder / "model-00001-of-00002.safetensors", folder.parent / "beside.st")
+        index = json.loads((folder / "model.safetensors.index.json").read_text())
+        first = next(iter(index["weight_map"]))
+        rewrite(
+            folder, "model.safetensors.index.json", weight_map=index["weight_map"] | {first: name}
+        )
+
+    return damage
+
+
+def _with_quantized_weights(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    save_file({n: t.to(torch.int8) for n, t in tensors.items()}, folder / "model.safetensors")
+
+
+def _with(name: str, text: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        (folder / name).write_text(text)
+
+    return damage
+
+
 def _without_itself(folder: Path) -> None:
     shutil.rmtree(folder)
 
@@ -175,6 +216,18 @@ def _without_itself(folder: Path) -> None:
         (_with_an_empty_index, "has no weight_map"),
         (_with_damaged_weights, "is no readable safetensors file"),
         (_with_a_damaged_config, "is not JSON"),
+        (_with_a_deep_config, "is not JSON"),
+        (_with_a_shard_named("../beside.st"), "the shard '../beside.st', which is no file of the"),
+        (_with_a_shard_named("sub/a.st"), "the shard 'sub/a.st', which is no file of the folder"),
+        (_with_a_shard_named(5), "names the shard 5, which is no file of the folder"),
+        (_with_a_shard_named({}), "names the shard {}, which is no file of the folder"),
+        (_with_a_shard_named(""), "lacks the shard ; download it again"),
+        (_with_quantized_weights, "wte.weight is stored as I8; quantized weights are not"),
+        (_with("generation_config.json", '{"eos_token_id": "x"}'), "eos_token_id 'x'; set it to"),
+        (_with("tokenizer.json", '{"added_tokens": [1]}'), "tokenizer.json lists its added tokens"),
+        (_with("tokenizer.json", '{"added_tokens": [{}]}'), "in a form that is not known .KeyErr"),
+        (_with("tokenizer_config.json", '{"added_tokens_decoder": [1]}'), "tokenizer_config.json"),
+        (_with("added_tokens.json", '{"<|im_end|>": "x"}'), "added_tokens.json lists its added"),
         (_without_itself, "cannot be read .No such file or directory.; give the folder"),
     ],
 )
@@ -186,6 +239,25 @@ def test_a_broken_folder(
     with pytest.raises(ModelFolderError, match=words) as error:
         load_model(folder)
     assert str(folder) in str(error.value)
+
+
+def test_shards_may_be_links_as_in_a_cache(make_folder: MakeFolder, tmp_path: Path) -> None:
+    folder = make_folder()
+    expected = denoise(load_model(folder))
+    split(folder, 2)
+    for number, shard in enumerate(folder.glob("model-*.safetensors")):
+        shard.rename(tmp_path / f"blob-{number}")
+        shard.symlink_to(tmp_path / f"blob-{number}")
+    assert denoise(load_model(folder)) == expected
+
+
+def test_double_precision_is_computed_in_single(make_folder: MakeFolder) -> None:
+    folder = make_folder()
+    expected = denoise(load_model(folder))
+    doubled = {n: t.double() for n, t in load_file(folder / "model.safetensors").items()}
+    save_file(doubled, folder / "model.safetensors")
+    assert load_model(folder).dtype == torch.float32
+    assert denoise(load_model(folder)) == expected
 
 
 def test_weights_hash_tells_models_apart(make_folder: MakeFolder) -> None:
@@ -244,6 +316,9 @@ def test_dream_from_shards(make_dream_folder: MakeFolder) -> None:
         ({"mask_token_id": 62}, "mask_token_id 62 is outside the vocabulary of 62"),
         ({"intermediate_size": 80}, r"mlp.gate_proj.weight has shape \[72, 48\].*\[80, 48\]"),
         ({"num_hidden_layers": 3}, r"lacks the tensor model.layers.2"),
+        ({"num_hidden_layers": 1}, r"holds model.layers.1.input_layernorm.weight, beyond the last"),
+        ({"rope_theta": True}, "rope_theta True; set it to a number above 0"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings 1; set it to true or false"),
     ],
 )
 def test_what_is_wrong_with_a_dream_folder_is_told(

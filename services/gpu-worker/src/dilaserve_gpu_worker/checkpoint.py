@@ -23,7 +23,13 @@ _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _SAMPLE_BYTES = 1 << 16
 _N_SAMPLES = 256
-_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_DTYPES = {
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F64": torch.float32,
+}
+"""Types that tensors may be stored in, and what they are computed in."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -35,7 +41,7 @@ def read_json(path: Path) -> dict[str, Any]:
             f"{path} cannot be read ({error.strerror}); "
             "give the folder that holds config.json and model.safetensors"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelFolderError(f"{path} is not JSON ({error}); download it again") from error
     if not isinstance(value, dict):
         raise ModelFolderError(f"{path} holds no JSON object; download it again")
@@ -64,7 +70,7 @@ class Checkpoint:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the stored tensors, fp32 where they differ or are of an unusual one."""
+        """Type to compute the stored tensors in, fp32 where theirs differ."""
         stored = {file.get_slice(name).get_dtype() for name, file in self._where.items()}
         return _DTYPES.get(stored.pop(), torch.float32) if len(stored) == 1 else torch.float32
 
@@ -83,8 +89,21 @@ class Checkpoint:
                 f"{list(shape)}; its safetensors do not belong to its config.json: "
                 "download both again"
             )
+        self._check_type(name)
         tensor: Tensor = self._where[name].get_slice(name)[part or (slice(None),)]
         return tensor
+
+    def has(self, name: str) -> bool:
+        """Whether it holds the tensor `name`."""
+        return name in self._where
+
+    def _check_type(self, name: str) -> None:
+        stored = self._where[name].get_slice(name).get_dtype()
+        if stored not in _DTYPES:
+            raise ModelFolderError(
+                f"{self._folder}: tensor {name} is stored as {stored}; quantized weights are not "
+                f"computed here: use a checkpoint in one of {', '.join(_DTYPES)}"
+            )
 
     def _open(self, path: Path) -> Any:
         try:
@@ -107,11 +126,21 @@ def weight_files(folder: Path) -> list[Path]:
     weight_map = read_json(folder / _INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelFolderError(f"{folder / _INDEX} has no weight_map; download it again")
-    shards = [folder / name for name in sorted(set(weight_map.values()))]
-    for shard in shards:
-        if not shard.exists():
-            raise ModelFolderError(f"{folder} lacks the shard {shard.name}; download it again")
-    return shards
+    for name in weight_map.values():
+        _check_shard(folder, name)
+    return [folder / name for name in sorted(set(weight_map.values()))]
+
+
+def _check_shard(folder: Path, name: object) -> None:
+    """A shard stands beside its index, or links elsewhere as in Hugging Face's cache: a name with
+    a path would have the hash, and the folder's copies, miss it."""
+    if not isinstance(name, str) or Path(name).name != name:
+        raise ModelFolderError(
+            f"{folder / _INDEX} names the shard {name!r}, which is no file of the folder; "
+            "download it again"
+        )
+    if not (folder / name).is_file():
+        raise ModelFolderError(f"{folder} lacks the shard {name}; download it again")
 
 
 def weights_hash(folder: Path) -> str:

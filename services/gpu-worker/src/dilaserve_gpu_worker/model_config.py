@@ -5,8 +5,9 @@ Opens no weights. Everything wrong with a folder is a ModelFolderError with its 
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from dilaserve.errors import ModelFolderError
 from dilaserve_gpu_worker.checkpoint import read_json
@@ -39,6 +40,9 @@ _FIXED_DREAM: dict[str, object] = {
 }
 """Likewise."""
 
+LONGEST_CONTEXT = 1 << 24
+"""More positions than any model was trained for: the tables of the rotary embedding hold each."""
+
 DREAM_CONTEXT = 2048
 """Longest sequence that Dream was trained for; its config.json promises more."""
 
@@ -60,8 +64,8 @@ def read_config(folder: Path) -> ModelConfig:
 
 def _llada_config(folder: Path, path: Path, raw: dict[str, Any]) -> ModelConfig:
     _check_architecture(path, raw, "LLaDA", _FIXED_LLADA)
-    raw = _with_derived_sizes(raw)
     d_model, n_heads = _integer(path, raw, "d_model"), _integer(path, raw, "n_heads")
+    raw = _with_derived_sizes(path, raw)
     config = ModelConfig(
         model_type="llada",
         d_model=d_model,
@@ -71,12 +75,12 @@ def _llada_config(folder: Path, path: Path, raw: dict[str, Any]) -> ModelConfig:
         head_dim=d_model // n_heads,
         d_ff=_integer(path, raw, "mlp_hidden_size"),
         vocab_size=_integer(path, raw, "embedding_size", "vocab_size"),
-        max_sequence_length=_integer(path, raw, "max_sequence_length"),
-        rope_theta=float(raw.get("rope_theta", 10_000.0)),
-        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-5)),
-        tied_head=bool(raw.get("weight_tying", False)),
+        max_sequence_length=_integer(path, raw, "max_sequence_length", most=LONGEST_CONTEXT),
+        rope_theta=_number(path, raw, "rope_theta", 10_000.0),
+        rms_norm_eps=_number(path, raw, "rms_norm_eps", 1e-5),
+        tied_head=_flag(path, raw, "weight_tying"),
         mask_id=_integer(path, raw, "mask_token_id", least=0),
-        eos_ids=_eos_ids(folder, raw),
+        eos_ids=_eos_ids(folder, path, raw),
     )
     _check_sizes(path, config)
     return config
@@ -96,11 +100,11 @@ def _dream_config(folder: Path, path: Path, raw: dict[str, Any]) -> ModelConfig:
         d_ff=_integer(path, raw, "intermediate_size"),
         vocab_size=_integer(path, raw, "vocab_size"),
         max_sequence_length=min(_integer(path, raw, "max_position_embeddings"), DREAM_CONTEXT),
-        rope_theta=float(raw.get("rope_theta", 10_000.0)),
-        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        tied_head=bool(raw.get("tie_word_embeddings", False)),
+        rope_theta=_number(path, raw, "rope_theta", 10_000.0),
+        rms_norm_eps=_number(path, raw, "rms_norm_eps", 1e-6),
+        tied_head=_flag(path, raw, "tie_word_embeddings"),
         mask_id=_integer(path, raw, "mask_token_id", least=0),
-        eos_ids=_eos_ids(folder, raw),
+        eos_ids=_eos_ids(folder, path, raw),
         logit_shift=1,
     )
     _check_sizes(path, config)
@@ -118,25 +122,51 @@ def _check_architecture(
             )
 
 
-def _with_derived_sizes(raw: dict[str, Any]) -> dict[str, Any]:
+def _with_derived_sizes(path: Path, raw: dict[str, Any]) -> dict[str, Any]:
     """LLaDA's own defaults for sizes that a config.json may leave null."""
     derived: dict[str, Any] = {}
-    if raw.get("mlp_hidden_size") is None and raw.get("mlp_ratio"):
-        derived["mlp_hidden_size"] = raw["mlp_ratio"] * raw.get("d_model", 0)
+    if raw.get("mlp_hidden_size") is None and raw.get("mlp_ratio") is not None:
+        derived["mlp_hidden_size"] = _integer(path, raw, "mlp_ratio") * raw["d_model"]
     if raw.get("n_kv_heads") is None and raw.get("multi_query_attention"):
         derived["n_kv_heads"] = 1
     return raw | derived
 
 
-def _integer(path: Path, raw: dict[str, Any], *keys: str, least: int = 1) -> int:
+def _integer(
+    path: Path, raw: dict[str, Any], *keys: str, least: int = 1, most: int | None = None
+) -> int:
     """The first of `keys` that is set."""
     value = next((raw[key] for key in keys if raw.get(key) is not None), None)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if not _is_integer(value) or value < least or (most is not None and value > most):
+        limits = f"of at least {least}" if most is None else f"from {least} to {most}"
         raise ModelFolderError(
-            f"{path} has {keys[0]} {value!r}; set it to an integer of at least {least}, "
+            f"{path} has {keys[0]} {value!r}; set it to an integer {limits}, "
             "as in the published config.json"
         )
     return value
+
+
+def _is_integer(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(path: Path, raw: dict[str, Any], key: str, default: float) -> float:
+    value = default if raw.get(key) is None else raw[key]
+    if not (_is_integer(value) or isinstance(value, float)) or not 0 < value < math.inf:
+        raise ModelFolderError(
+            f"{path} has {key} {value!r}; set it to a number above 0, "
+            "as in the published config.json"
+        )
+    return float(value)
+
+
+def _flag(path: Path, raw: dict[str, Any], key: str) -> bool:
+    value = raw.get(key)
+    if not isinstance(value, bool | None):
+        raise ModelFolderError(
+            f"{path} has {key} {value!r}; set it to true or false, as in the published config.json"
+        )
+    return bool(value)
 
 
 def _check_sizes(path: Path, config: ModelConfig) -> None:
@@ -157,29 +187,57 @@ def _check_sizes(path: Path, config: ModelConfig) -> None:
         )
 
 
-def _eos_ids(folder: Path, raw: dict[str, Any]) -> frozenset[int]:
+def _eos_ids(folder: Path, path: Path, raw: dict[str, Any]) -> frozenset[int]:
     """Ids of config.json and generation_config.json, and the tokenizer's end-of-turn tokens."""
-    ids = _as_ids(raw.get("eos_token_id"))
-    ids |= _as_ids(_optional(folder / "generation_config.json").get("eos_token_id"))
+    generation = folder / "generation_config.json"
+    ids = _as_ids(path, raw.get("eos_token_id"))
+    ids |= _as_ids(generation, _optional(generation).get("eos_token_id"))
     return frozenset(ids | {i for i, token in _added_tokens(folder) if token in END_OF_TURN})
 
 
 def _added_tokens(folder: Path) -> list[tuple[int, str]]:
-    """Ids and names of the tokens beside the vocabulary, wherever the folder lists them."""
-    added = _optional(folder / "tokenizer.json").get("added_tokens") or []
-    decoder = _optional(folder / "tokenizer_config.json").get("added_tokens_decoder") or {}
-    return [
-        *((token["id"], token["content"]) for token in added),
-        *((int(token_id), token["content"]) for token_id, token in decoder.items()),
-        *((token_id, name) for name, token_id in _optional(folder / "added_tokens.json").items()),
-    ]
+    """Ids and names of the tokens beside the vocabulary, wherever the folder lists them. Raises
+    ModelFolderError for a list of another form."""
+    readers = {
+        "tokenizer.json": _of_tokenizer,
+        "tokenizer_config.json": _of_tokenizer_config,
+        "added_tokens.json": _of_added_tokens,
+    }
+    added = []
+    for name, read in readers.items():
+        try:
+            added += read(_optional(folder / name))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ModelFolderError(
+                f"{folder / name} lists its added tokens in a form that is not known "
+                f"({type(error).__name__}: {error}); download it again"
+            ) from error
+    return added
+
+
+def _of_tokenizer(fields: dict[str, Any]) -> list[tuple[int, str]]:
+    return [(int(token["id"]), token["content"]) for token in fields.get("added_tokens") or []]
+
+
+def _of_tokenizer_config(fields: dict[str, Any]) -> list[tuple[int, str]]:
+    decoder = fields.get("added_tokens_decoder") or {}
+    return [(int(token_id), token["content"]) for token_id, token in decoder.items()]
+
+
+def _of_added_tokens(fields: dict[str, Any]) -> list[tuple[int, str]]:
+    return [(int(token_id), name) for name, token_id in fields.items()]
 
 
 def _optional(path: Path) -> dict[str, Any]:
     return read_json(path) if path.exists() else {}
 
 
-def _as_ids(value: int | list[int] | None) -> set[int]:
-    if value is None:
-        return set()
-    return {value} if isinstance(value, int) else set(value)
+def _as_ids(path: Path, value: object) -> set[int]:
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    for token_id in ids:
+        if not _is_integer(token_id) or token_id < 0:
+            raise ModelFolderError(
+                f"{path} has eos_token_id {value!r}; set it to a token id or a list of them, "
+                "as in the published file"
+            )
+    return set(ids)

@@ -35,8 +35,9 @@ def load_model(
     """Load the model of a folder, or the slice of it that is this rank's among `peers`: no more is
     ever copied out of the mapped files. `dtype` None: see device.default_dtype.
 
-    Raises ModelFolderError for a missing file, shard or tensor, a wrong shape, an unknown
-    model_type or architecture, a missing mask_token_id, or sizes that the ranks do not divide.
+    Raises ModelFolderError for a missing file, shard or tensor, a wrong shape or type, a layer too
+    many, an unknown model_type or architecture, a missing mask_token_id, or sizes that the ranks
+    do not divide.
     """
     config = read_config(folder)
     peers = peers or Alone()
@@ -99,6 +100,16 @@ class _Source:
         """Matrices that read the same input, each split by rows, below one another."""
         return torch.cat([self.rows(*part) for part in parts])
 
+    def end_before(self, block: str) -> None:
+        """Raises ModelFolderError where the checkpoint holds `block`, beyond config.json's last:
+        it would be left out silently."""
+        name = f"{block}.weight"
+        if self._checkpoint.has(name):
+            raise ModelFolderError(
+                f"the checkpoint holds {name}, beyond the last layer of its config.json; "
+                "they do not belong together: download both again"
+            )
+
     def _part(self, size: int) -> slice:
         width = size // self._peers.degree
         return slice(self._peers.rank * width, (self._peers.rank + 1) * width)
@@ -128,6 +139,7 @@ class _Names:
 def _llada_weights(source: _Source, config: ModelConfig) -> Weights:
     v, d = config.vocab_size, config.d_model
     embedding_VD = source.rows("model.transformer.wte.weight", v, d)
+    source.end_before(_llada_names(config.n_layers).attn_norm)
     layers = [
         LayerWeights(**_block(source, config, _llada_names(i)), qkv_bias_X=None)
         for i in range(config.n_layers)
@@ -150,6 +162,7 @@ def _llada_names(index: int) -> _Names:
 def _dream_weights(source: _Source, config: ModelConfig) -> Weights:
     v, d = config.vocab_size, config.d_model
     embedding_VD = source.rows("model.embed_tokens.weight", v, d)
+    source.end_before(f"model.layers.{config.n_layers}.input_layernorm")
     return Weights(
         embedding_VD=embedding_VD,
         layers=[_dream_layer(source, config, index) for index in range(config.n_layers)],
