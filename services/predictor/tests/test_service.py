@@ -23,6 +23,7 @@ from dilaserve.messages import (
     decode_from_predictor,
     encode,
 )
+from dilaserve.process import Identity
 from dilaserve.recording import is_complete, read_runs
 from dilaserve.store.memory import MemoryStore
 from dilaserve.store.records import DecodingSpec
@@ -31,7 +32,7 @@ from dilaserve.testing import new_request, settled
 from dilaserve_predictor.loading import PredictorFolder
 from dilaserve_predictor.model import FILE_NAME, Predictor, StepModel
 from dilaserve_predictor.recording import BoundedFolder, TrafficRecorder
-from dilaserve_predictor.service import Identity, PredictorService
+from dilaserve_predictor.service import PredictorService
 
 from .made_up import THRESHOLDS, item_of, question_of, run_of
 
@@ -52,7 +53,7 @@ async def serving(
     service = PredictorService(
         bus,
         PredictorFolder(folder, "made-up"),
-        Identity("predictor-0000", 1, "here", "made-up"),
+        Identity("predictor-0000", 1, "here"),
         telemetry=telemetry,
         clock=time.perf_counter,
         recorder=recorder,

@@ -25,13 +25,14 @@ from dilaserve.messages import (
     encode,
 )
 from dilaserve.plan_messages import Drain, Drained, NotDrained, decode_drained
+from dilaserve.process import Identity
 from dilaserve.store import Store
 from dilaserve.store.memory import MemoryStore
 from dilaserve.telemetry import Telemetry
 from dilaserve_scheduler.core import Core, CoreSettings
 from dilaserve_scheduler.lease import LeaseLostError
 from dilaserve_scheduler.policies import PolicyOptions, build_policy
-from dilaserve_scheduler.service import Clocks, Identity, SchedulerService
+from dilaserve_scheduler.service import Clocks, SchedulerService
 
 from .fakes import cancel, running_worker, submit, wait_ended, write
 

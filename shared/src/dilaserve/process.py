@@ -1,17 +1,39 @@
-"""How a service's process runs on, and how it ends. Knows no service."""
+"""What a service's process says of itself, how it runs on, and how it ends. Knows no service."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Coroutine
+import os
+import socket
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
 
 from dilaserve.errors import BusUnavailableError
 
-__all__ = ["collect_rarely", "run_while_open"]
+__all__ = ["Identity", "collect_rarely", "run_while_open"]
 
 N_YOUNG = 50_000
 """New objects after which cycles are looked for among them; Python's own 700 are a few steps'."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which process this is, as its service card says it."""
+
+    service_id: str
+    pid: int
+    host: str
+
+    @classmethod
+    def here(cls, service_id: str) -> Identity:
+        """Of the process that asks."""
+        return cls(service_id, os.getpid(), socket.gethostname())
+
+    def card(self, address: str, **more: str) -> Mapping[str, str]:
+        """Metadata of a ServiceCard. `address`: where it listens, empty without a listener."""
+        own = {"id": self.service_id, "pid": str(self.pid), "address": address, "host": self.host}
+        return own | more
 
 
 def collect_rarely() -> None:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import secrets
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -17,13 +16,13 @@ import uvloop
 
 from dilaserve.bus.nats import connect_nats
 from dilaserve.errors import DiLaServeError
-from dilaserve.process import run_while_open
+from dilaserve.process import Identity, run_while_open
 from dilaserve.settings import load
 from dilaserve.store.redis import connect_redis
 from dilaserve.telemetry import Telemetry
 from dilaserve_predictor.loading import PredictorFolder
 from dilaserve_predictor.recording import BoundedFolder, TrafficRecorder
-from dilaserve_predictor.service import Identity, PredictorService
+from dilaserve_predictor.service import PredictorService
 from dilaserve_predictor.settings import PredictorSettings
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -61,7 +60,7 @@ async def _serve(settings: PredictorSettings) -> None:
         service = PredictorService(
             bus,
             PredictorFolder(settings.folder, settings.model_id),
-            Identity(service_id, os.getpid(), socket.gethostname(), settings.model_id),
+            Identity.here(service_id),
             telemetry=telemetry,
             clock=time.perf_counter,
             recorder=await _recorder(settings, service_id, stack),

@@ -22,13 +22,13 @@ class PredictorFolder:
         self.predictor: Predictor | None = None
         """None while there is none."""
         self._folder = folder
-        self._model_id = model_id
+        self.model_id = model_id
         self._version: Version | None = None
 
     def absence(self) -> str:
         """What to say while there is none."""
         return (
-            f"no step predictor in {self._folder}, so nothing is predicted for {self._model_id}; "
+            f"no step predictor in {self._folder}, so nothing is predicted for {self.model_id}; "
             f"record steps and `dilaserve train-predictor STEPS --out {self._folder}`, or set "
             "DILASERVE_PREDICTOR to its folder"
         )
@@ -41,10 +41,10 @@ class PredictorFolder:
             return False
         self._version = version
         model = StepModel.load(self._folder)
-        if model.info.model_id != self._model_id:
+        if model.info.model_id != self.model_id:
             raise PredictorError(
                 f"the step predictor in {self._folder} is for the model "
-                f"{model.info.model_id!r}, not for {self._model_id!r}; train one for it, or set "
+                f"{model.info.model_id!r}, not for {self.model_id!r}; train one for it, or set "
                 "DILASERVE_MODEL_NAME or DILASERVE_PREDICTOR"
             )
         self.predictor = Predictor(model)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -22,6 +21,7 @@ from dilaserve.messages import (
     decode_worker_event,
     encode,
 )
+from dilaserve.process import Identity
 from dilaserve.recording import RecordingError
 from dilaserve.telemetry import Telemetry
 from dilaserve_predictor.batching import Batcher
@@ -32,23 +32,13 @@ from dilaserve_predictor.observe import PredictorMetrics
 from dilaserve_predictor.predicting import nothing_known, predict
 from dilaserve_predictor.recording import Collector, Timed, TrafficRecorder
 
-__all__ = ["Identity", "PredictorService"]
+__all__ = ["PredictorService"]
 
 QUEUE = "predictor"
 LOOK_EVERY_S = 1.0
 """How often the folder is looked at, and the gauges are refreshed."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What the predictor's process says of itself."""
-
-    service_id: str
-    pid: int
-    host: str
-    model_id: str
 
 
 class PredictorService:
@@ -71,7 +61,7 @@ class PredictorService:
         self._address = telemetry.address
         self._clock = clock
         self._recorder = recorder
-        self._metrics = PredictorMetrics(telemetry, identity.model_id)
+        self._metrics = PredictorMetrics(telemetry, folder.model_id)
         self._batcher = Batcher(self._predict)
         self._drift = Drift()
         self._served = Score()
@@ -116,11 +106,11 @@ class PredictorService:
 
     async def _answer_query(self, query: PredictSteps) -> StepsPredicted:
         n_requests = len(query.questions)
-        if query.model_id != self._identity.model_id:
+        if query.model_id != self._folder.model_id:
             log.warning(
                 "asked about model %r, but serving %r; start a predictor with "
                 "DILASERVE_MODEL_NAME=%s and its DILASERVE_MODEL",
-                *(query.model_id, self._identity.model_id, query.model_id),
+                *(query.model_id, self._folder.model_id, query.model_id),
             )
             self._metrics.asked("other_model", n_requests)
             return nothing_known(query)
@@ -220,11 +210,5 @@ class PredictorService:
             name="predictor",
             version=__version__,
             description="Predicts how many denoising steps requests still need",
-            metadata={
-                "id": self._identity.service_id,
-                "pid": str(self._identity.pid),
-                "address": self._address,
-                "host": self._identity.host,
-                "model": self._identity.model_id,
-            },
+            metadata=self._identity.card(self._address, model=self._folder.model_id),
         )

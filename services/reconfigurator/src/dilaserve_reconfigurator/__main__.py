@@ -6,7 +6,6 @@ import asyncio
 import os
 import secrets
 import signal
-import socket
 import sys
 import time
 from contextlib import AsyncExitStack
@@ -18,7 +17,7 @@ from dilaserve.bus import Bus
 from dilaserve.bus.nats import connect_nats
 from dilaserve.crashpoints import CrashPoint, CrashPoints
 from dilaserve.errors import DiLaServeError
-from dilaserve.process import run_while_open
+from dilaserve.process import Identity, run_while_open
 from dilaserve.settings import load
 from dilaserve.telemetry import Telemetry
 from dilaserve_reconfigurator.draining import BusDrainer
@@ -31,7 +30,7 @@ from dilaserve_reconfigurator.members import Members
 from dilaserve_reconfigurator.monitor import Monitor
 from dilaserve_reconfigurator.planner import Planner, PlannerOptions
 from dilaserve_reconfigurator.record import Plans
-from dilaserve_reconfigurator.service import Clocks, Identity, ReconfiguratorService
+from dilaserve_reconfigurator.service import Clocks, ReconfiguratorService
 from dilaserve_reconfigurator.settings import ReconfiguratorSettings, degrees_of
 from dilaserve_reconfigurator.spare import only
 from dilaserve_reconfigurator.whatif import parse_mix, parse_nodes
@@ -97,7 +96,7 @@ async def _serve(
             Monitor(window_s=settings.plan_window_s, slo_s=settings.slo_ms / 1000),
             members,
             Plans(Path(settings.plans_dir)),
-            Identity(service_id, os.getpid(), socket.gethostname()),
+            Identity.here(service_id),
             telemetry=telemetry,
             clocks=Clocks(time.monotonic, time.time),
             every_s=settings.plan_every_s,

@@ -29,6 +29,7 @@ from dilaserve.messages import (
     encode,
 )
 from dilaserve.plan_messages import PlanApplied, PlannedMix, PlanProposed
+from dilaserve.process import Identity
 from dilaserve.telemetry import Telemetry
 from dilaserve_reconfigurator.applying import Applying
 from dilaserve_reconfigurator.holding import HoldingPlanner
@@ -40,7 +41,7 @@ from dilaserve_reconfigurator.outcomes import Outcomes
 from dilaserve_reconfigurator.planner import Cluster, Planner
 from dilaserve_reconfigurator.record import Mix, PlanRecord, Plans, mix_text
 
-__all__ = ["Clocks", "Identity", "ReconfiguratorService"]
+__all__ = ["Clocks", "ReconfiguratorService"]
 
 KEEP_EVERY_S = 1.0
 """How often it is looked whether all instances run that are wanted."""
@@ -49,15 +50,6 @@ RETRY_S = 30.0
 """After a launch that failed however often it was tried."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What the planner's process says of itself."""
-
-    service_id: str
-    pid: int
-    host: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,12 +247,7 @@ class ReconfiguratorService:
             name="reconfigurator",
             version=__version__,
             description="Plans which TP degrees the cluster is made of",
-            metadata={
-                "id": self._identity.service_id,
-                "pid": str(self._identity.pid),
-                "address": self._address,
-                "host": self._identity.host,
-            },
+            metadata=self._identity.card(self._address),
         )
 
 

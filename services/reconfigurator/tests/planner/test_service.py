@@ -23,6 +23,7 @@ from dilaserve.bus.nats import connect_nats
 from dilaserve.embedded import start_nats
 from dilaserve.messages import Heartbeat, InstanceDown, Submit, encode
 from dilaserve.plan_messages import PlanApplied, PlanProposed, decode_plan
+from dilaserve.process import Identity
 from dilaserve.telemetry import Telemetry
 from dilaserve_reconfigurator import service as service_module
 from dilaserve_reconfigurator.execution import Patience
@@ -30,7 +31,7 @@ from dilaserve_reconfigurator.keeper import Keeper
 from dilaserve_reconfigurator.members import Members
 from dilaserve_reconfigurator.monitor import Monitor
 from dilaserve_reconfigurator.record import Plans
-from dilaserve_reconfigurator.service import Clocks, Identity, ReconfiguratorService
+from dilaserve_reconfigurator.service import Clocks, ReconfiguratorService
 
 from .test_executor import Drains, MemoryLauncher, executor
 from .test_members import info

@@ -6,7 +6,6 @@ import asyncio
 import os
 import secrets
 import signal
-import socket
 import sys
 import time
 from contextlib import AsyncExitStack
@@ -16,13 +15,13 @@ import uvloop
 from dilaserve.bus.nats import connect_nats
 from dilaserve.crashpoints import CrashPoints
 from dilaserve.errors import DiLaServeError
-from dilaserve.process import collect_rarely, run_while_open
+from dilaserve.process import Identity, collect_rarely, run_while_open
 from dilaserve.settings import load
 from dilaserve.store.redis import connect_redis
 from dilaserve.telemetry import Telemetry
 from dilaserve_scheduler.core import Core
 from dilaserve_scheduler.policies import build_policy
-from dilaserve_scheduler.service import Clocks, Identity, SchedulerService
+from dilaserve_scheduler.service import Clocks, SchedulerService
 from dilaserve_scheduler.settings import SchedulerSettings
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -73,7 +72,7 @@ async def _serve(settings: SchedulerSettings, crash: CrashPoints) -> None:
         service = SchedulerService(
             bus,
             store,
-            Identity(service_id, os.getpid(), socket.gethostname()),
+            Identity.here(service_id),
             build_core=lambda term: build_core(settings, term=term),
             telemetry=telemetry,
             clocks=Clocks(time.monotonic, time.time, time.perf_counter),

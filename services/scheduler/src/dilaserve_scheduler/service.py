@@ -18,6 +18,7 @@ from dilaserve.bus import Bus, BusMessage, Endpoint, ServiceCard
 from dilaserve.crashpoints import CrashPoints
 from dilaserve.errors import BusUnavailableError, StoreUnavailableError
 from dilaserve.messages import Submit, decode_worker_event, encode
+from dilaserve.process import Identity
 from dilaserve.store import Store
 from dilaserve.store.records import RequestRecord
 from dilaserve.telemetry import Telemetry
@@ -54,7 +55,7 @@ from dilaserve_scheduler.replies import Desk
 from dilaserve_scheduler.storing import StoreCalls
 from dilaserve_scheduler.tracing import PlacementTraces
 
-__all__ = ["Clocks", "Identity", "SchedulerService"]
+__all__ = ["Clocks", "SchedulerService"]
 
 WATCH_EVERY_S = 1.0
 """How often the store's run id is read, and the gauges are refreshed."""
@@ -69,15 +70,6 @@ class Clocks:
     monotonic: Callable[[], float]
     wall: Callable[[], float]
     precise: Callable[[], float]
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What the scheduler's process says of itself."""
-
-    service_id: str
-    pid: int
-    host: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,13 +310,7 @@ class SchedulerService:
             name="scheduler",
             version=__version__,
             description="admits requests, places them on instances and sets their thresholds",
-            metadata={
-                "id": self._identity.service_id,
-                "pid": str(self._identity.pid),
-                "address": self._address,
-                "host": self._identity.host,
-                "role": role,
-            },
+            metadata=self._identity.card(self._address, role=role),
         )
 
 
