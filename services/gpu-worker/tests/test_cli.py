@@ -109,6 +109,7 @@ def test_denoise_says_what_is_wrong_with_an_option(
     [
         ({"--prompt-ids": "61"}, InvalidRequestError),
         ({"--output-len": 600}, NeverFitsError),
+        ({"--output-len": 10**12}, NeverFitsError),
         ({"--model": "/nowhere"}, ModelFolderError),
     ],
 )

@@ -23,6 +23,7 @@ from dilaserve_gpu_worker.engine.types import (
     Credit,
     EngineRequest,
     NeverFitsError,
+    NotFiniteError,
     StepOutput,
 )
 from dilaserve_gpu_worker.models.model import Model
@@ -410,7 +411,7 @@ def test_nan_in_later_blocks_is_told(model: Model) -> None:
     scores = engine.forward(plan)
     with torch.inference_mode():
         scores.outlook_K[3] = float("nan")
-    with pytest.raises(FloatingPointError, match="NaN"):
+    with pytest.raises(NotFiniteError, match="NaN"):
         engine.unmask(plan, scores)
 
 

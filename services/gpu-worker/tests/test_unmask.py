@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dilaserve_gpu_worker.engine.types import NotFiniteError
 from dilaserve_gpu_worker.engine.unmask import Candidates, choose, select
 
 MASK_ID = 3
@@ -67,7 +68,7 @@ def test_padding_rows_are_left_out() -> None:
 
 
 def test_nan_fails_loudly() -> None:
-    with pytest.raises(FloatingPointError, match="NaN"):
+    with pytest.raises(NotFiniteError, match="NaN"):
         choose_from([[0.0, float("nan"), 0.0, 0.0]])
 
 

@@ -85,6 +85,14 @@ def test_type_on_a_cpu_is_fp32_unless_asked(make_folder: MakeFolder) -> None:
     assert len(denoise(half)) == 27
 
 
+def test_a_weight_beyond_16_bits_is_told(make_folder: MakeFolder) -> None:
+    folder = make_folder()
+    _with_a_weight_of(70_000.0)(folder)
+    assert load_model(folder).dtype == torch.float32
+    with pytest.raises(ModelFolderError, match=r"float16; .* DILASERVE_DTYPE=float32"):
+        load_model(folder, dtype=torch.float16)
+
+
 def test_changing_the_file_leaves_a_loaded_model_alone(make_folder: MakeFolder) -> None:
     folder = make_folder()
     model = load_model(folder)
@@ -197,6 +205,15 @@ def _with_quantized_weights(folder: Path) -> None:
     save_file({n: t.to(torch.int8) for n, t in tensors.items()}, folder / "model.safetensors")
 
 
+def _with_a_weight_of(value: float) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        tensors["model.transformer.blocks.1.q_proj.weight"][2, 3] = value
+        save_file(tensors, folder / "model.safetensors")
+
+    return damage
+
+
 def _with(name: str, text: str) -> Callable[[Path], None]:
     def damage(folder: Path) -> None:
         (folder / name).write_text(text)
@@ -222,6 +239,8 @@ def _without_itself(folder: Path) -> None:
         (_with_a_shard_named(5), "names the shard 5, which is no file of the folder"),
         (_with_a_shard_named({}), "names the shard {}, which is no file of the folder"),
         (_with_a_shard_named(""), "lacks the shard ; download it again"),
+        (_with_a_weight_of(float("nan")), "q_proj.weight holds NaN or infinity in float32"),
+        (_with_a_weight_of(float("-inf")), "q_proj.weight holds NaN or infinity in float32"),
         (_with_quantized_weights, "wte.weight is stored as I8; quantized weights are not"),
         (_with("generation_config.json", '{"eos_token_id": "x"}'), "eos_token_id 'x'; set it to"),
         (_with("tokenizer.json", '{"added_tokens": [1]}'), "tokenizer.json lists its added tokens"),

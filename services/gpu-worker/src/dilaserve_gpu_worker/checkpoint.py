@@ -52,7 +52,7 @@ class Checkpoint:
     """Named tensors of a folder, memory-mapped; a context manager that closes the files."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._stack = ExitStack()
         files = {path: self._open(path) for path in weight_files(folder)}
         self._where = {name: file for file in files.values() for name in file.keys()}  # noqa: SIM118
@@ -79,13 +79,13 @@ class Checkpoint:
         ModelFolderError when it is missing or (as a whole) of another shape."""
         if name not in self._where:
             raise ModelFolderError(
-                f"{self._folder} lacks the tensor {name}; "
+                f"{self.folder} lacks the tensor {name}; "
                 "its safetensors do not belong to its config.json: download both again"
             )
         found = self._where[name].get_slice(name).get_shape()
         if list(found) != list(shape):
             raise ModelFolderError(
-                f"{self._folder}: tensor {name} has shape {list(found)}, config.json says "
+                f"{self.folder}: tensor {name} has shape {list(found)}, config.json says "
                 f"{list(shape)}; its safetensors do not belong to its config.json: "
                 "download both again"
             )
@@ -101,7 +101,7 @@ class Checkpoint:
         stored = self._where[name].get_slice(name).get_dtype()
         if stored not in _DTYPES:
             raise ModelFolderError(
-                f"{self._folder}: tensor {name} is stored as {stored}; quantized weights are not "
+                f"{self.folder}: tensor {name} is stored as {stored}; quantized weights are not "
                 f"computed here: use a checkpoint in one of {', '.join(_DTYPES)}"
             )
 

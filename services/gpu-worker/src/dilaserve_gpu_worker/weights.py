@@ -106,7 +106,7 @@ class _Source:
         name = f"{block}.weight"
         if self._checkpoint.has(name):
             raise ModelFolderError(
-                f"the checkpoint holds {name}, beyond the last layer of its config.json; "
+                f"{self._checkpoint.folder} holds {name}, beyond the last layer of config.json; "
                 "they do not belong together: download both again"
             )
 
@@ -118,7 +118,20 @@ class _Source:
         # A copy: the file may change under a mapped tensor, and its alignment in the file must
         # not choose the kernel.
         tensor = self._checkpoint.tensor(name, shape, part)
-        return tensor.to(self._device, self._dtype, copy=True).contiguous()
+        tensor = tensor.to(self._device, self._dtype, copy=True).contiguous()
+        _check_finite(self._checkpoint.folder, name, tensor)
+        return tensor
+
+
+def _check_finite(folder: Path, name: str, tensor: Tensor) -> None:
+    """At the start, not by a request: attention may hide a NaN from its logits."""
+    bounds = torch.stack(tensor.aminmax())
+    if not bool(torch.isfinite(bounds).all()):
+        raise ModelFolderError(
+            f"{folder}: tensor {name} holds NaN or infinity in "
+            f"{str(tensor.dtype).removeprefix('torch.')}; "
+            "download the folder again, or set DILASERVE_DTYPE=float32 where it exceeds 16 bits"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from dilaserve.store.records import MASKED, DecodingSpec
 from dilaserve_gpu_worker.engine.engine import Engine
 from dilaserve_gpu_worker.engine.kv_pool import PAGE_TOKENS
 from dilaserve_gpu_worker.engine.types import Credit, EngineRequest
+from dilaserve_gpu_worker.engine.validate import check_fits
 from dilaserve_gpu_worker.models.model import Model
 
 REQUEST_ID = "alone"
@@ -59,6 +60,7 @@ def denoise_alone(
 
     Raises NeverFitsError and InvalidRequestError as Engine.add does.
     """
+    _check_length(model, prompt, spec)
     engine = engine_for_one(model, cache_mode=cache_mode, n_tokens=len(prompt) + spec.n_output)
     engine.add(fresh_request(prompt, spec, Credit(threshold, WITHOUT_END), quota=quota))
     windows: list[list[int]] = []
@@ -70,3 +72,14 @@ def denoise_alone(
     mask_id = model.config.mask_id
     canvas = [mask_id if token == MASKED else token for token in engine.canvas(REQUEST_ID)]
     return Denoised([*prompt, *canvas], len(windows), windows, finish_reason)
+
+
+def _check_length(model: Model, prompt: list[int], spec: DecodingSpec) -> None:
+    """Before a canvas and a KV pool of that length are made."""
+    longest = model.config.max_sequence_length
+    check_fits(
+        EngineRequest(REQUEST_ID, prompt, spec, 0, [], Credit(0.0, 0)),
+        max_sequence_length=longest,
+        max_batch_tokens=longest,
+        n_kv_tokens=None,
+    )

@@ -16,6 +16,10 @@ class NeverFitsError(DiLaServeError, ValueError):
     """A request too long for the model, the token budget or the KV pool, even when alone."""
 
 
+class NotFiniteError(DiLaServeError, FloatingPointError):
+    """The model computed NaN: nothing that it says can be used."""
+
+
 class EngineLostError(DiLaServeError):
     """A part of the engine has died: it cannot go on, and neither can its instance."""
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dilaserve_gpu_worker.engine.sampling import Keys, sample_on_device, sampling_keys
+from dilaserve_gpu_worker.engine.types import NotFiniteError
 from dilaserve_gpu_worker.transfer import fetch, put
 
 Ints = npt.NDArray[np.int64]
@@ -61,7 +62,7 @@ def choose_on_device(logits_MV: Tensor, mask_id: int, candidates: Candidates) ->
 
 
 def chosen_of(chosen_2M: Floats, n: int) -> tuple[Ints, Floats]:
-    """Of the first `n`. Raises FloatingPointError where the model computed NaN."""
+    """Of the first `n`. Raises NotFiniteError where the model computed NaN."""
     confidences = chosen_2M[1, :n]
     check_finite(confidences)
     return chosen_2M[0, :n].astype(np.int64), confidences
@@ -79,9 +80,9 @@ def best_confidence(logits_KV: Tensor, mask_id: int) -> Tensor:
 
 
 def check_finite(confidences: Floats) -> None:
-    """Raises FloatingPointError when the model computed NaN."""
+    """Raises NotFiniteError when the model computed NaN."""
     if np.isnan(confidences).any():
-        raise FloatingPointError(
+        raise NotFiniteError(
             "the model's logits hold NaN: its weights are damaged, or its activations overflow; "
             "download the folder again, or set DILASERVE_DTYPE=float32"
         )
