@@ -31,12 +31,15 @@ class Engine:
     def __init__(self, engine: docker.Engine) -> None:
         self.cluster = f"test-{secrets.token_hex(3)}"
         self._engine = engine
+        self._hosts: list[DockerHost] = []
 
     def launcher(self, *hosts: str, spec_of: Any = gpu_spec, **spec: Any) -> DockerLauncher:
         """On the one engine under as many names as there are hosts."""
         url = self._engine.environ["DOCKER_HOST"]
+        nodes = [DockerHost(name, url) for name in hosts or ("one",)]
+        self._hosts += nodes
         return DockerLauncher(
-            [DockerHost(name, url) for name in hosts or ("one",)],
+            nodes,
             self.cluster,
             ContainerSpec(**{"image": IMAGE, "command": ["python", "-c", SLEEP], **spec}),
             spec_of=spec_of,
@@ -50,16 +53,18 @@ class Engine:
         found: list[Any] = json.loads(self._engine.run("inspect", *ids)) if ids else []
         return found
 
-    def remove_all(self) -> None:
+    def end(self) -> None:
         for container in self.containers():
             self._engine.run("rm", "-f", container["Id"])
+        for host in self._hosts:
+            host.close()
 
 
 @pytest.fixture
 async def ours(engine: docker.Engine) -> AsyncIterator[Engine]:
     ours = Engine(engine)
     yield ours
-    ours.remove_all()
+    ours.end()
 
 
 @pytest.fixture

@@ -87,6 +87,11 @@ class DockerHost:
         self._api: Any = None
         self._connecting = threading.Lock()
 
+    def close(self) -> None:
+        """Let go of the connections."""
+        if self._api is not None:
+            self._api.close()
+
     async def containers(self, labels: Mapping[str, str]) -> list[Container]:
         """All that have these labels, whatever their state. Raises HostError."""
         wanted = [f"{key}={value}" for key, value in labels.items()]
