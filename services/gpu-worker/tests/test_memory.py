@@ -12,6 +12,7 @@ from dilaserve_gpu_worker.engine.memory import (
     GRAPHS_BYTES,
     MARGIN,
     LargestPass,
+    check_kv_tokens,
     kv_bytes_per_token,
     kv_tokens_that_fit,
     largest_passes,
@@ -101,3 +102,15 @@ def test_a_rank_is_measured_without_the_others(golden_model: Model) -> None:
     meter = FakeMeter([GIB, GIB], 50 * GIB)
     assert fit(rank, meter) > 0
     assert meter.n_runs == 2
+
+
+def test_a_pool_that_is_asked_for_has_to_fit(model: Model) -> None:
+    n_bytes = kv_bytes_per_token(model.config, model.dtype)
+    meter = FakeMeter([], free=1000 * n_bytes)
+    check_kv_tokens(1000, model, meter)
+    with pytest.raises(SettingsError, match=r"DILASERVE_KV_TOKENS=1001 takes \d+ MiB"):
+        check_kv_tokens(1001, model, meter)
+    with pytest.raises(SettingsError, match=r"DILASERVE_KV_TOKENS=10{15} takes \d+ MiB"):
+        check_kv_tokens(10**15, model)
+    with pytest.raises(SettingsError, match="KV_TOKENS=31 is less than a page of 32"):
+        check_kv_tokens(31, model)

@@ -207,6 +207,19 @@ def test_counts_that_are_none_are_refused(tmp_path: Path) -> None:
         assert "--rows" in result.output
 
 
+def test_lengths_without_a_pass_to_measure_are_refused(
+    make_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder, out = make_folder(), tmp_path / "p.json"
+    result = run_cli(folder, out, "--lengths", "1,64")
+    assert (result.exit_code, "--lengths" in result.output) == (2, True)
+    for option, value in (("--lengths", "4096"), ("--max-batch-tokens", "10")):
+        result = run_cli(folder, out, option, value)
+        assert isinstance(result.exception, ProfileError)
+        assert "no length of --lengths fits into a pass of" in str(result.exception)
+    assert not out.exists()
+
+
 def test_points_of_degrees_stay_apart() -> None:
     profiles = ProfileSet(model="m", device="d", profiles=[])
     for degree, n_tokens in ((2, 32), (1, 32), (2, 64)):

@@ -15,7 +15,7 @@ from dilaserve.messages import InstanceInfo
 from dilaserve_gpu_worker.attention import choose_attention
 from dilaserve_gpu_worker.device import choose_device, choose_dtype
 from dilaserve_gpu_worker.engine.engine import Engine
-from dilaserve_gpu_worker.engine.memory import LargestPass, kv_tokens_that_fit
+from dilaserve_gpu_worker.engine.memory import LargestPass, check_kv_tokens, kv_tokens_that_fit
 from dilaserve_gpu_worker.engine.plan_policy import build_plan_policy
 from dilaserve_gpu_worker.models.model import Model
 from dilaserve_gpu_worker.parallel import Ranks, launch_ranks
@@ -128,5 +128,7 @@ def _n_kv_tokens(
 ) -> int:
     if settings.cache_mode == "none":
         return 0
+    if settings.kv_tokens:
+        check_kv_tokens(settings.kv_tokens, model)
     largest = LargestPass(settings.max_batch_tokens, settings.block_length, attention, graphs.is_on)
     return settings.kv_tokens or kv_tokens_that_fit(model, largest)

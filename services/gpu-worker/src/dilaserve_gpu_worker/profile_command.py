@@ -66,7 +66,7 @@ def profile(
     from dilaserve_gpu_worker.profiling import Effort, Grid
     from dilaserve_gpu_worker.settings import WorkerSettings
 
-    grid = Grid(_counts("--lengths", lengths), _counts("--rows", rows), output_len, block)
+    grid = Grid(_counts("--lengths", lengths, least=2), _counts("--rows", rows), output_len, block)
     settings = msgspec.convert(
         {
             "model": str(model), "model_name": model_name or model.resolve().name,
@@ -109,6 +109,12 @@ def _measure_degree(
             max_batch_tokens=settings.max_batch_tokens,
             n_kv_tokens=engine.n_free_kv_tokens,
         )
+        if not loads:
+            raise ProfileError(
+                f"no length of --lengths fits into a pass of {settings.max_batch_tokens} tokens, "
+                f"the model's {config.max_sequence_length} and a KV pool of "
+                f"{engine.n_free_kv_tokens}; use shorter ones"
+            )
         done = {(p.kind, p.n_tokens, p.n_rows, p.n_keys) for p in _points(profiles, degree)}
         left = [load for load in loads if load.key not in done]
         for load in _watched(left, degree, n_done=len(loads) - len(left)):
@@ -198,11 +204,14 @@ def _summary(profiles: ProfileSet) -> Iterator[str]:
             yield f"TP-{profile.tp_degree} {kind}: {len(points)} points, {' to '.join(seconds)}"
 
 
-def _counts(option: str, text: str) -> list[int]:
+def _counts(option: str, text: str, *, least: int = 1) -> list[int]:
     try:
         values = [int(part) for part in text.split(",")]
     except ValueError:
         values = []
-    if not values or min(values) < 1 or len(set(values)) < len(values):
-        raise typer.BadParameter(f"{option} {text!r} are not different counts; use for example 1,2")
+    if not values or min(values) < least or len(set(values)) < len(values):
+        raise typer.BadParameter(
+            f"{option} {text!r} are not different counts of at least {least}; "
+            f"use for example {least},{2 * least}"
+        )
     return values

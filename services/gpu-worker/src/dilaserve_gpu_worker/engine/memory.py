@@ -17,13 +17,21 @@ import torch
 from dilaserve.errors import SettingsError
 from dilaserve_gpu_worker.attention import PAGED, Run, attention_backend
 from dilaserve_gpu_worker.engine.batch import MIN_ROWS, Batch
+from dilaserve_gpu_worker.engine.kv_pool import PAGE_TOKENS
 from dilaserve_gpu_worker.engine.runner import Runner
 from dilaserve_gpu_worker.engine.sequence import Ints
 from dilaserve_gpu_worker.engine.unmask import Candidates, choose
 from dilaserve_gpu_worker.models.config import ModelConfig
 from dilaserve_gpu_worker.models.model import Model
 
-__all__ = ["CudaMeter", "LargestPass", "Meter", "kv_bytes_per_token", "kv_tokens_that_fit"]
+__all__ = [
+    "CudaMeter",
+    "LargestPass",
+    "Meter",
+    "check_kv_tokens",
+    "kv_bytes_per_token",
+    "kv_tokens_that_fit",
+]
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +102,25 @@ def kv_tokens_that_fit(model: Model, largest: LargestPass, meter: Meter | None =
         return _beside_the_largest_pass(model, largest, meter, n_bytes)
     fits = int(CPU_SHARE * psutil.virtual_memory().available) // n_bytes
     return min(fits, CPU_FULL_SEQUENCES * model.config.max_sequence_length)
+
+
+def check_kv_tokens(n_tokens: int, model: Model, meter: Meter | None = None) -> None:
+    """Raises SettingsError for a pool of that size which holds no page, or does not fit into the
+    memory that is free now. `meter`: as in kv_tokens_that_fit."""
+    if n_tokens < PAGE_TOKENS:
+        raise SettingsError(
+            f"DILASERVE_KV_TOKENS={n_tokens} is less than a page of {PAGE_TOKENS}; raise it, "
+            "or use 0: sized from free memory"
+        )
+    if meter is None and model.device.type == "cuda":
+        meter = CudaMeter(model.device)
+    free = psutil.virtual_memory().available if meter is None else meter.free()[0]
+    n_bytes = n_tokens * kv_bytes_per_token(model.config, model.dtype)
+    if n_bytes > free:
+        raise SettingsError(
+            f"DILASERVE_KV_TOKENS={n_tokens} takes {n_bytes >> 20} MiB, and {free >> 20} MiB are "
+            "free beside the model; lower it, or use 0: sized from free memory"
+        )
 
 
 def kv_bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
