@@ -76,9 +76,10 @@ async def _serve(
         graphs = graphs_of(settings, torch.device(info.device), engine.attention)
         log.info(
             "model %s on %s, tensor parallelism %d, cache %s, attention %s, CUDA graphs %s, "
-            "torch.compile %s",
+            "torch.compile %s, type %s, plan policy %s, %d KV tokens",
             *(info.model_id, info.device, info.tp_degree, info.cache_mode),
             *(engine.attention, graphs.words, settings.compile),
+            *(engine.dtype, settings.plan_policy, info.n_kv_tokens),
         )
         bus = await connect_nats(
             settings.nats_url,
