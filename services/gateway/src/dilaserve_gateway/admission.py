@@ -122,8 +122,7 @@ def _refusal(reply: Refused) -> ApiError:
     match reply.code:
         case "never_fits":
             return invalid(
-                f"No instance can serve this request: {reply.reason}; shorten the prompt or "
-                "lower max_tokens.",
+                f"No instance can serve this request: {reply.reason}.",
                 code="context_length_exceeded",
             )
         case "overloaded":
