@@ -91,3 +91,11 @@ def test_a_kept_result_stands_in_the_document(path: Path) -> None:
     page = (RESULTS.parents[1] / "docs" / "experiments.md").read_text()
     region = page.partition(f"<!-- result: {path.stem} -->")[2].partition("<!-- end -->")[0]
     assert f"bench/results/{path.name}" in region, "give it a section, and run `make docs`"
+
+
+def test_planner_is_as_good_as_the_oracle() -> None:
+    """Issue 5: latency and attainment within 5 % of the best static mix, in twelve windows."""
+    document = load("planning")[1]
+    assert len(document.rows) == 12
+    assert max(row.regret for row in document.rows) <= 0.05
+    assert max(row.attainment_regret for row in document.rows) <= 0.05
