@@ -58,6 +58,7 @@ def main() -> None:
     try:
         settings = load(ReconfiguratorSettings, os.environ)
         options, nodes = settings.options(), parse_nodes(settings.nodes)
+        settings.check_floor(sum(nodes))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(settings, options, nodes))
     except asyncio.CancelledError:

@@ -107,13 +107,16 @@ class _Given:
 def _along(
     planner: Planner, workloads: Iterator[tuple[float, Workload]], cluster: Cluster
 ) -> Iterator[PlanRecord]:
-    """Plan after plan, as if each were carried out at once."""
+    """Plan after plan, as if each were carried out at once. Raises PlanningError for none."""
+    record = None
     for now, workload in workloads:
         record = planner.plan(now, workload, cluster)
         if record.verdict == "change":
             planner.changed(now, record)
             cluster = _cluster(cluster.nodes, record.target.counts)
         yield record
+    if record is None:
+        raise PlanningError("the trace is too short for a plan; give a shorter --interval")
 
 
 def _cluster(nodes: tuple[int, ...], counts: Mapping[int, int]) -> Cluster:

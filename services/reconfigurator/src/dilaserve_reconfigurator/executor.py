@@ -234,7 +234,11 @@ class _Run:
             log.warning("%s gets no requests for a while: %s", name, error)
 
     async def _stop(self, name: str) -> None:
-        await self._launcher.stop(name)
+        try:
+            await self._launcher.stop(name)
+        except LaunchError as error:
+            log.warning("%s is not ended, trying again later: %s", name, error)
+            return
         self._at("stopped")
         self._events.put_nowait(Ended(name))
 

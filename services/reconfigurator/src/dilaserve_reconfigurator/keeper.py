@@ -8,8 +8,10 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from dilaserve_reconfigurator import stage2
 from dilaserve_reconfigurator.executor import Executor, Report
@@ -17,6 +19,7 @@ from dilaserve_reconfigurator.planner import Cluster
 from dilaserve_reconfigurator.record import mix_text
 from dilaserve_reconfigurator.snapshot import PlanningError
 from dilaserve_reconfigurator.solving import solve
+from dilaserve_reconfigurator.spare import fits
 from dilaserve_reconfigurator.stage2 import Placed, Transition
 
 __all__ = ["Keeper"]
@@ -26,15 +29,19 @@ SOLVE_S = 20.0
 log = logging.getLogger(__name__)
 
 
+_Counts = dict[Annotated[int, Meta(ge=1)], Annotated[int, Meta(ge=0)]]
+"""Instances by TP degree."""
+
+
 class _Wanted(msgspec.Struct, frozen=True):
-    counts: dict[int, int]
-    """Instances by TP degree."""
-    before: dict[int, int] | None = None
+    counts: _Counts
+    before: _Counts | None = None
     """What ran before the plan that is under way; what to go back to if it has to be given up."""
 
 
 class Keeper:
-    """`initial` is what is wanted where nothing was wanted before."""
+    """`initial` is what is wanted where nothing was wanted before. Raises PlanningError where
+    that is more than the nodes have room for, or cannot be read."""
 
     def __init__(
         self, executor: Executor, nodes: Sequence[int], folder: Path, initial: Mapping[int, int]
@@ -42,7 +49,12 @@ class Keeper:
         self._executor = executor
         self._nodes = tuple(nodes)
         self._path = folder / "wanted.json"
-        self._wanted = self._read() or _Wanted(dict(initial))
+        earlier = self._read()
+        self._wanted = earlier or _Wanted(dict(initial))
+        if not fits(self._nodes, _positive(self._wanted.counts)):
+            remedy = "correct DILASERVE_NODES, or "
+            remedy += f"remove {self._path}" if earlier else "DILASERVE_INITIAL_MIX"
+            raise PlanningError(f"{self._no_room(self._wanted.counts)}; {remedy}")
 
     async def cluster(self) -> Cluster:
         """What runs, and where."""
@@ -78,10 +90,11 @@ class Keeper:
         wanted = {**dict.fromkeys(_counts(running), 0), **self._wanted.counts}
         model = stage2.build_model(self._nodes, running, wanted)
         if not solve(model, SOLVE_S).has_solution:
-            raise PlanningError(
-                f"{mix_text(wanted)} does not fit on nodes of {list(self._nodes)} GPUs"
-            )
+            raise PlanningError(self._no_room(wanted))
         return stage2.read_plan(model)
+
+    def _no_room(self, counts: Mapping[int, int]) -> str:
+        return f"{mix_text(counts)} does not fit on nodes of {list(self._nodes)} GPUs"
 
     def _want(self, wanted: _Wanted) -> None:
         if wanted == self._wanted and self._path.exists():
@@ -97,6 +110,8 @@ class Keeper:
             return msgspec.json.decode(self._path.read_bytes(), type=_Wanted)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise PlanningError(f"{self._path} cannot be read: {error.strerror}") from error
         except msgspec.DecodeError as error:
             raise PlanningError(f"{self._path} is malformed: {error}; remove it") from error
 

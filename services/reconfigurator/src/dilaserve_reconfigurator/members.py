@@ -58,11 +58,12 @@ class Members:
             return Missing(f"{len(by_host)} hosts run instances, on {len(self._nodes)} nodes known")
         running = []
         for node, (host, infos) in enumerate(sorted(by_host.items())):
-            taken, n_gpus = 0, self._nodes[node]
+            taken, n_gpus = sum(info.tp_degree for info in infos), self._nodes[node]
+            if taken > n_gpus:
+                return Missing(f"host {host} runs {taken} GPUs' worth, has {n_gpus} GPUs")
+            taken = 0
             for info in sorted(infos, key=lambda info: (-info.tp_degree, info.instance_id)):
                 gpus = tuple(range(taken, taken + info.tp_degree))
                 taken += info.tp_degree
                 running.append(Placed(info.instance_id, Slot(node, gpus)))
-            if taken > n_gpus:
-                return Missing(f"host {host} runs {taken} GPUs' worth, has {n_gpus} GPUs")
         return Cluster(self._nodes, tuple(running))

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from dilaserve.recording import RecordedStep, is_complete, read_runs
 from dilaserve_reconfigurator.snapshot import Pace, PlanningError
@@ -20,9 +22,14 @@ __all__ = ["load_paces", "paces_of_runs"]
 class _StepCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Steps of whole requests of one length: a row per request, a column per threshold."""
 
-    n_output: int
-    thresholds: list[float]
-    rows: list[list[int]]
+    n_output: Annotated[int, Meta(ge=1)]
+    thresholds: Annotated[list[Annotated[float, Meta(gt=0.0, le=1.0)]], Meta(min_length=1)]
+    rows: Annotated[list[list[Annotated[int, Meta(ge=1)]]], Meta(min_length=1)]
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.thresholds):
+                raise ValueError(f"row {row} has not one count for each of {self.thresholds}")
 
 
 def load_paces(path: Path) -> tuple[Pace, ...]:

@@ -5,6 +5,7 @@ Knows no clock and no running process; ids and `now` are passed in.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -58,6 +59,22 @@ class PlannerOptions:
     gap: float = GAP
     solver: SolverName = "highs"
     costs: Costs = field(default_factory=Costs)
+
+    def __post_init__(self) -> None:
+        """Raises PlanningError for numbers that make no sense, however they came here."""
+        above_0 = {
+            "block length": self.block_length,
+            "token budget of an instance": self.max_batch_tokens,
+            "overhead": self.overhead,
+            "safety factor on the rates": self.rate_factor,
+            "time limit": self.budget_s,
+        }
+        for name, value in above_0.items():
+            if not 0 < value < math.inf:
+                raise PlanningError(f"{name} {value:g}: it has to be above 0")
+        for name, value in (("launch", self.costs.launch_s), ("gain", self.costs.min_gain)):
+            if not 0 <= value < math.inf:
+                raise PlanningError(f"{name} {value:g}: it has to be 0 or above")
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,9 @@ def mix_text(counts: Mapping[int, int]) -> str:
     return " + ".join(parts) or "nothing"
 
 
+_decode = msgspec.json.Decoder(PlanRecord).decode
+
+
 class Plans:
     """Records in a folder, one file each."""
 
@@ -111,24 +114,33 @@ class Plans:
         self._folder = folder
 
     def save(self, record: PlanRecord) -> None:
-        """Write, or write again. The file is whole at any time."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        """Write, or write again. The file is whole at any time. Raises PlanningError where it
+        cannot be written."""
         unfinished = self._path(record.plan_id).with_suffix(".part")
-        unfinished.write_bytes(msgspec.json.encode(record))
-        unfinished.replace(self._path(record.plan_id))
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            unfinished.write_bytes(msgspec.json.encode(record))
+            unfinished.replace(self._path(record.plan_id))
+        except OSError as error:
+            raise PlanningError(
+                f"{record.plan_id} cannot be kept in {self._folder}: {error.strerror}; set "
+                "DILASERVE_HOME, or DILASERVE_PLANS_DIR, to a folder that can be written to"
+            ) from error
 
     def load(self, plan_id: str) -> PlanRecord:
         """Raises PlanningError for one that is not there or cannot be read."""
         path = self._path(plan_id)
         try:
-            return msgspec.json.decode(path.read_bytes(), type=PlanRecord)
-        except OSError:
+            return _decode(path.read_bytes())
+        except msgspec.DecodeError as error:
+            raise PlanningError(f"plan {path} is malformed: {error}; make a new one") from error
+        except (FileNotFoundError, ValueError):  # ValueError: no name of a file
             known = ", ".join(self.ids()[-3:]) or "none"
             raise PlanningError(
                 f"there is no plan {plan_id!r} in {self._folder}; the latest are: {known}"
             ) from None
-        except msgspec.DecodeError as error:
-            raise PlanningError(f"plan {path} is malformed: {error}") from error
+        except OSError as error:
+            raise PlanningError(f"plan {path} cannot be read: {error.strerror}") from error
 
     def ids(self) -> list[str]:
         """All of them, oldest first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -116,10 +117,21 @@ class ReconfiguratorSettings(CommonSettings, frozen=True, kw_only=True):
             costs=Costs(launch_s=self.launch_s, min_gain=self.min_gain),
         )
 
+    def check_floor(self, n_gpus: int) -> None:
+        """Raises SettingsError for a floor that not even all GPUs reach."""
+        if self.capacity_floor > n_gpus:
+            raise SettingsError(
+                f"DILASERVE_CAPACITY_FLOOR={self.capacity_floor}: DILASERVE_NODES={self.nodes!r} "
+                f"are {n_gpus} GPUs in all; give no more than that"
+            )
+
 
 def degrees_of(text: str) -> tuple[int, ...]:
-    """`1,2,4`, ascending. Raises SettingsError."""
+    """`1,2,4`, ascending; each divides the next. Raises SettingsError."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+    if not all(part.isdecimal() and len(part) < 7 and int(part) > 0 for part in parts):
         raise SettingsError(f"TP degrees {text!r} are not numbers; write them for example 1,2,4")
-    return tuple(sorted({int(part) for part in parts}))
+    degrees = tuple(sorted({int(part) for part in parts}))
+    if any(larger % smaller for smaller, larger in pairwise(degrees)):
+        raise SettingsError(f"TP degrees {text!r} do not divide one another; use for example 1,2,4")
+    return degrees

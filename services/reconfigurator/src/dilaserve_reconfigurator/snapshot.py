@@ -30,6 +30,8 @@ __all__ = [
 
 NO_GAIN = 0.005
 """Costs a token that are nearer than this share are the same."""
+MAX_RATE = 1e6
+"""Requests a second of a class: far above any cluster, and within what solvers can scale."""
 MAX_SIZES = 16
 """Batch sizes per degree and kind of step that the optimisation may choose from."""
 
@@ -39,13 +41,25 @@ class PlanningError(DiLaServeError):
 
 
 class RequestClass(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that are alike; lengths in tokens."""
+    """Requests that are alike; lengths in tokens. Raises PlanningError for what makes no sense."""
 
     n_prompt: int
     n_output: int
     slo_s: float
     rate: float
     """Arrivals a second."""
+
+    def __post_init__(self) -> None:
+        if self.n_prompt < 0 or self.n_output < 1 or not 0.0 < self.slo_s < math.inf:
+            raise PlanningError(
+                f"no request has {self.n_prompt} prompt and {self.n_output} output tokens within "
+                f"{self.slo_s:g} s; give at least one output token, and an SLO above 0"
+            )
+        if not 0.0 < self.rate <= MAX_RATE:
+            raise PlanningError(
+                f"{self.rate:g} requests a second cannot be planned for; give a rate above 0 and "
+                f"up to {MAX_RATE:g}"
+            )
 
     @property
     def n_full(self) -> int:

@@ -93,7 +93,7 @@ def test_nodes_as_written(text: str, nodes: tuple[int, ...]) -> None:
     assert parse_nodes(text) == nodes
 
 
-@pytest.mark.parametrize("text", ["", "4x", "x4", "2x0", "four"])
+@pytest.mark.parametrize("text", ["", "4x", "x4", "2x0", "0x2", "four", "99999x8", "\u0664x8"])
 def test_nodes_that_are_none(text: str) -> None:
     with pytest.raises(PlanningError, match="are not written like 4x8"):
         parse_nodes(text)
@@ -119,18 +119,88 @@ def test_azure_trace_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("at_s,n_prompt\n1,2\n", "line 2: 'n_output'"), ("", "holds no arrivals")],
+    [
+        ("at_s,n_prompt\n1,2\n", "line 2: 'n_output'"),
+        ("", "holds no arrivals"),
+        ("at_s,n_prompt,n_output\nnan,1,1\n", "line 2: no request arrives at nan"),
+        ("at_s,n_prompt,n_output\n1,-1,1\n", "with -1"),
+        ("at_s,n_prompt,n_output\n0,1,1\n1e300,1,1\n", "is 1e\\+300 s long"),
+        ("at_s,n_prompt,n_output\n\udcff,1,1\n", "is no CSV file"),
+    ],
 )
 def test_trace_that_cannot_be_used_is_named(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "trace.csv"
-    path.write_text(text)
+    path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(PlanningError, match=message):
         list(trace_workloads(path, slo_s=5.0, interval_s=60.0))
 
 
-@pytest.mark.parametrize("text", ["[]", '{"classes": []}', '{"classes": [[1, 0, 1]]}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        '{"classes": []}',
+        '{"classes": [[1, 0, 1]]}',
+        '{"classes": [[1, 1, 1e308], [1, 1, 1e308]]}',
+    ],
+)
 def test_mix_that_cannot_be_used_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "mix.json"
     path.write_text(text)
     with pytest.raises(PlanningError, match=r"class mix .*mix\.json"):
         mix_workload(path, slo_s=5.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--slo 0", "an SLO above 0"),
+        ("--slo nan", "an SLO above 0"),
+        ("--rate 0", "give a rate above 0"),
+        ("--rate=-1", "give a rate above 0"),
+        ("--rate nan", "give a rate above 0"),
+        ("--rate 1e300", "up to 1e\\+06"),
+        ("--safety 0", "safety factor on the rates 0"),
+        ("--overhead=-1", "overhead -1"),
+        ("--overhead nan", "overhead nan"),
+        ("--budget 0", "token budget of an instance 0"),
+        ("--time-limit 0", "time limit 0"),
+        ("--launch=-1", "launch -1"),
+        ("--min-gain nan", "gain nan"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(files: Path, options: str, message: str) -> None:
+    with pytest.raises(PlanningError, match=message):
+        run(files, "--mix", str(files / "mix.json"), *options.split())
+    assert not (files / "home/plans").exists()
+
+
+@pytest.mark.parametrize("options", ["--interval 0", "--interval nan", "--speed 0", "--speed=-1"])
+def test_no_time_passes_backwards_along_a_trace(files: Path, options: str) -> None:
+    with pytest.raises(PlanningError, match="have to be above 0"):
+        run(files, "--trace", str(files / "trace.csv"), *options.split())
+
+
+def test_trace_that_is_too_short_is_said(files: Path) -> None:
+    with pytest.raises(PlanningError, match="too short for a plan; give"):
+        run(files, "--trace", str(files / "trace.csv"), "--interval", "3000")
+
+
+@pytest.mark.parametrize("plan_id", ["a\0b", "../trace", "..", ""])
+def test_plan_of_no_possible_name_is_not_there(files: Path, plan_id: str) -> None:
+    with pytest.raises(PlanningError, match="there is no plan"):
+        run(files, "explain", plan_id)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[]", b'{"plan_id":"plan-x"}'])
+def test_plan_that_is_malformed_is_named(files: Path, content: bytes) -> None:
+    (files / "home/plans").mkdir(parents=True)
+    (files / "home/plans/plan-x.json").write_bytes(content)
+    with pytest.raises(PlanningError, match=r"plan-x\.json is malformed"):
+        run(files, "explain", "plan-x")
+
+
+def test_folder_that_takes_no_plans_is_named(files: Path) -> None:
+    (files / "home").write_text("a file")
+    with pytest.raises(PlanningError, match=r"cannot be kept in .*; set DILASERVE_HOME"):
+        run(files, "--mix", str(files / "mix.json"), "--nodes", "1x4")

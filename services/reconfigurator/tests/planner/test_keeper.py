@@ -142,3 +142,40 @@ async def test_damaged_file_is_named(tmp_path: Path) -> None:
 async def test_mix_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanningError, match="3×TP-4 does not fit on nodes of"):
         await keeper(nobody(), tmp_path).change_to({4: 3})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b'{"counts":',
+        b"\xff",
+        b'{"counts":{"1":-3}}',
+        b'{"counts":{"0":3}}',
+        b'{"counts":{"-1":3}}',
+        b'{"counts":{"1":3},"before":{"0":1}}',
+    ],
+)
+def test_nonsense_is_not_wanted(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "wanted.json").write_bytes(content)
+    with pytest.raises(PlanningError, match=r"wanted\.json is malformed: .*; remove it"):
+        keeper(nobody(), tmp_path)
+
+
+def test_mix_of_another_cluster_is_refused_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "wanted.json").write_bytes(b'{"counts":{"4":3}}')
+    with pytest.raises(PlanningError, match=r"3×TP-4 does not fit .*or remove .*wanted\.json"):
+        keeper(nobody(), tmp_path)
+
+
+def test_initial_mix_without_room_is_refused_at_the_start(tmp_path: Path) -> None:
+    ours = executor(nobody(), Drains(), prefix="a")
+    with pytest.raises(PlanningError, match=r"9×TP-1 does not fit .*or DILASERVE_INITIAL_MIX"):
+        Keeper(ours, [8], tmp_path, {1: 9})
+
+
+def test_folder_in_its_place_is_named(tmp_path: Path) -> None:
+    (tmp_path / "wanted.json").mkdir()
+    with pytest.raises(PlanningError, match=r"wanted\.json cannot be read"):
+        keeper(nobody(), tmp_path)

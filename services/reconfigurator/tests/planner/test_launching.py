@@ -16,7 +16,7 @@ from dilaserve_reconfigurator.launchers.process import ProcessLauncher
 from dilaserve_reconfigurator.launching import build_launcher
 from dilaserve_reconfigurator.monitor import Missing
 from dilaserve_reconfigurator.planner import Cluster
-from dilaserve_reconfigurator.settings import ReconfiguratorSettings
+from dilaserve_reconfigurator.settings import ReconfiguratorSettings, degrees_of
 from dilaserve_reconfigurator.stage2 import Placed, Slot
 
 DOCKER = {"DILASERVE_LAUNCHER": "docker"}
@@ -137,3 +137,18 @@ def test_without_a_profile_the_mix_is_kept() -> None:
     record = HoldingPlanner(lambda: "plan-1").plan(5.0, Missing("no"), cluster)
     assert (record.verdict, record.target.counts) == ("hold", {1: 1})
     assert "no profile of the served model, so the mix is kept" in record.reasons[0]
+
+
+def test_floor_above_all_gpus_is_refused() -> None:
+    settings = load(
+        ReconfiguratorSettings, {"DILASERVE_NODES": "1x4", "DILASERVE_CAPACITY_FLOOR": "5"}
+    )
+    settings.check_floor(5)
+    with pytest.raises(SettingsError, match=r"DILASERVE_CAPACITY_FLOOR=5: .*'1x4' are 4 GPUs"):
+        settings.check_floor(4)
+
+
+@pytest.mark.parametrize("text", ["", "0", "1,x", "1,3,4", "1,-2", "²", "1" * 5000])
+def test_degrees_that_make_no_sense_are_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"use for example 1,2,4|write them for example 1,2,4"):
+        degrees_of(text)

@@ -65,3 +65,9 @@ def test_more_than_the_nodes_have_is_no_cluster() -> None:
     assert members.cluster(0.0) == Missing("host a runs 4 GPUs' worth, has 2 GPUs")
     members.heard(0.0, info("w2", host="b"))
     assert members.cluster(0.0) == Missing("2 hosts run instances, on 1 nodes known")
+
+
+def test_degree_beyond_any_machine_takes_no_memory() -> None:
+    members = Members((2,))
+    members.heard(0.0, info("w1", 2**40))
+    assert isinstance(members.cluster(0.0), Missing)

@@ -81,3 +81,22 @@ def test_file_that_is_no_table_is_named(tmp_path: Path) -> None:
     path.write_text("{}")
     with pytest.raises(PlanningError, match=r"step counts .*counts\.json cannot be read"):
         load_paces(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rows": []},
+        {"rows": [[30, 90], [34]]},
+        {"rows": [[30, 90, 3]]},
+        {"rows": [[0, 90]]},
+        {"n_output": 0},
+        {"thresholds": [0.5, 1.5]},
+    ],
+)
+def test_table_that_makes_no_sense_is_named(tmp_path: Path, change: dict[str, object]) -> None:
+    path = tmp_path / "counts.json"
+    table = {"n_output": 256, "thresholds": [0.5, 0.9], "rows": [[30, 90]], **change}
+    path.write_bytes(msgspec.json.encode(table))
+    with pytest.raises(PlanningError, match=r"step counts .*counts\.json cannot be read"):
+        load_paces(path)

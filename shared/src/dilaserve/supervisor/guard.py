@@ -24,11 +24,22 @@ CLOSE_TIMEOUT_S = 20.0
 class WorkerGuard:
     """Of the instances in `folder`. Made by `start_guard`."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, folder: Path, argv: Sequence[str]
+    ) -> None:
         self._process = process
+        self._folder = folder
+        self._argv = argv
 
     async def close(self) -> None:
-        """Return when all workers have ended. No-op the second time."""
+        """Return when all workers have ended; another guard ends them if this one was killed.
+        No-op the second time."""
+        await self._close()
+        if self._process.returncode:
+            self._process = (await start_guard(self._folder, argv=self._argv))._process
+            await self._close()
+
+    async def _close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -48,7 +59,7 @@ async def start_guard(folder: Path, *, argv: Sequence[str] = GUARD) -> WorkerGua
         stdout=asyncio.subprocess.PIPE,
         start_new_session=True,  # Ctrl-C is ours, and a hang-up
     )
-    guard = WorkerGuard(process)
+    guard = WorkerGuard(process, folder, argv)
     assert process.stdout is not None
     try:
         async with asyncio.timeout(START_TIMEOUT_S):
@@ -56,7 +67,7 @@ async def start_guard(folder: Path, *, argv: Sequence[str] = GUARD) -> WorkerGua
     except TimeoutError:
         is_ready = False
     if not is_ready:
-        await guard.close()
+        await guard._close()
         raise DiLaServeError(
             f"the guard of the workers in {folder} did not start; is dilaserve-reconfigurator "
             "installed?"

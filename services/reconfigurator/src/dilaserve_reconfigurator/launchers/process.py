@@ -14,8 +14,10 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from dilaserve_reconfigurator.launchers import Launched, LaunchError, refuse_beside
 from dilaserve_reconfigurator.slots import Slot
@@ -30,9 +32,12 @@ N_LOG_BYTES = 2000
 SAY_PID = 'echo $$ > "$0.part" && mv "$0.part" "$0" && exec "$@"'
 
 
+_Index = Annotated[int, Meta(ge=0)]
+
+
 class _Place(msgspec.Struct, frozen=True):
-    node: int
-    gpus: tuple[int, ...]
+    node: _Index
+    gpus: Annotated[tuple[_Index, ...], Meta(min_length=1)]
 
 
 class ProcessLauncher:
@@ -57,30 +62,33 @@ class ProcessLauncher:
         folder.mkdir(parents=True, exist_ok=True)
 
     async def running(self) -> list[Launched]:
-        """See Launcher."""
+        """See Launcher. Raises LaunchError for one whose place cannot be read: it may have any."""
+        return [Launched(name, self._slot(name)) for name in self.names()]
+
+    def names(self) -> list[str]:
+        """Of all that run, also where their places cannot be read."""
         found = []
         for path in sorted(self._folder.glob("*.place")):
-            name = path.stem
-            if self._lives(name):
-                place = msgspec.json.decode(path.read_bytes(), type=_Place)
-                found.append(Launched(name, Slot(place.node, place.gpus)))
-            else:
-                self._forget(name)
+            if self._lives(path.stem):
+                found.append(path.stem)
+            elif path.is_file():
+                self._forget(path.stem)
         return found
 
     async def launch(self, name: str, slot: Slot) -> None:
         """See Launcher."""
         for other in await self.running():
             refuse_beside(other, name, slot)
-        self._forget(name)
-        place = msgspec.json.encode(_Place(slot.node, slot.gpus))
-        unfinished = self._path(name, "part")
-        unfinished.write_bytes(place)
-        unfinished.replace(self._path(name, "place"))
         try:
+            self._forget(name)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            unfinished = self._path(name, "part")
+            unfinished.write_bytes(msgspec.json.encode(_Place(slot.node, slot.gpus)))
+            unfinished.replace(self._path(name, "place"))
             self._ours[name] = self._start(name, slot)
         except OSError as error:
-            self._forget(name)
+            with contextlib.suppress(OSError):  # the same again
+                self._forget(name)
             raise LaunchError(f"instance {name!r} cannot be started: {error}") from error
 
     async def wait(self, name: str) -> str:
@@ -90,7 +98,7 @@ class ProcessLauncher:
         return self._last_words(name)
 
     async def stop(self, name: str) -> None:
-        """See Launcher."""
+        """See Launcher. Raises LaunchError where the file with its process id is no such file."""
         waited_s, is_told = 0.0, False
         while self._lives(name):
             if not is_told:
@@ -131,9 +139,8 @@ class ProcessLauncher:
     def _signal(self, name: str, *, by_force: bool) -> bool:
         """To it, or by force to all of its session, the other ranks included. False if it has yet
         to say who it is."""
-        try:
-            pid = int(self._path(name, "pid").read_text())
-        except FileNotFoundError:
+        pid = self._pid(name)
+        if pid is None:
             return False
         with contextlib.suppress(ProcessLookupError):  # its lock goes with it
             if by_force:
@@ -141,6 +148,33 @@ class ProcessLauncher:
             else:
                 os.kill(pid, signal.SIGTERM)
         return True
+
+    def _pid(self, name: str) -> int | None:
+        """None if it has yet to say who it is. 0 and -1 would be whole groups of processes."""
+        if name in self._ours:
+            return self._ours[name].pid
+        path = self._path(name, "pid")
+        try:
+            text = path.read_text(errors="replace").strip()
+        except FileNotFoundError:
+            return None
+        if not (text.isascii() and text.isdecimal() and 1 < int(text) < 2**31):
+            raise LaunchError(
+                f"{path} says {text[:20]!r} instead of the process id of {name!r}; end the process "
+                "that holds its lock by hand"
+            )
+        return int(text)
+
+    def _slot(self, name: str) -> Slot:
+        path = self._path(name, "place")
+        try:
+            place = msgspec.json.decode(path.read_bytes(), type=_Place)
+        except (OSError, msgspec.DecodeError) as error:
+            raise LaunchError(
+                f"{path} does not say where {name!r} is, which runs: {error}; end that process, "
+                "the file is then removed"
+            ) from error
+        return Slot(place.node, place.gpus)
 
     def _last_words(self, name: str) -> str:
         process = self._ours.get(name)
