@@ -74,6 +74,15 @@ def test_planner_has_slots_for_the_degree_that_is_asked_for() -> None:
     assert planner.env["DILASERVE_INITIAL_MIX"] == "2xtp4"
 
 
+@pytest.mark.parametrize(
+    ("tp_degree", "degrees"), [(1, "1,2,4"), (4, "1,2,4"), (8, "1,2,4,8"), (3, "1,3")]
+)
+def test_planner_may_choose_the_degree_that_is_asked_for(tp_degree: int, degrees: str) -> None:
+    options = StackOptions(home=Path("/h"), model=Path("/m"), tp_degree=tp_degree, planner="apply")
+    planner = next(spec for spec in services(options) if spec.service == "reconfigurator")
+    assert planner.env["DILASERVE_TP_DEGREES"] == degrees
+
+
 def test_planner_that_advises_stands_beside_the_workers() -> None:
     options = StackOptions(home=Path("/h"), model=Path("/models/m"), planner="advise")
     specs = services(options)

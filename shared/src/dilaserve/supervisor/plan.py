@@ -19,6 +19,7 @@ from dilaserve.supervisor.probes import http_probe, nats_probe, service_probe, v
 __all__ = ["Endpoints", "PlannerRole", "StackOptions", "plan_servers", "plan_services"]
 
 LOOPBACK = "127.0.0.1"
+DEGREES = (1, 2, 4)
 MODULES = {
     "scheduler": "dilaserve_scheduler",
     "predictor": "dilaserve_predictor",
@@ -161,6 +162,7 @@ def _planner_settings(options: StackOptions, environ: Mapping[str, str]) -> dict
     usual: dict[str, object] = {
         "nodes": f"1x{options.n_workers * options.tp_degree}",
         "initial_mix": f"{options.n_workers}xtp{options.tp_degree}",
+        "tp_degrees": ",".join(map(str, _degrees(options.tp_degree))),
         "worker_device": options.worker_device,
         "plans_dir": options.home / "plans",
     }
@@ -171,6 +173,13 @@ def _planner_settings(options: StackOptions, environ: Mapping[str, str]) -> dict
         "metrics_port": 0,
     }
     return {name: v for name, v in usual.items() if not environ.get(variable(name))} | ours
+
+
+def _degrees(tp_degree: int) -> list[int]:
+    """To choose from: the planner's own, as far as they and the first workers' divide one
+    another."""
+    usual = [d for d in DEGREES if tp_degree % d == 0 or d % tp_degree == 0]
+    return sorted({*usual, tp_degree})
 
 
 def _first_env(name: str, crash_at: str) -> dict[str, str]:
