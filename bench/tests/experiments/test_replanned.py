@@ -21,7 +21,7 @@ def test_table_and_figure_come_from_the_same_days(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(days, "QUICK_SLOT_S", 2.0)
-    options = {"policies": ("infaas", "dilaserve+plans"), "rates": (0.3,)}
+    options = {"policies": ("infaas", "dilaserve+eager"), "rates": (0.3,)}
     with session(tmp_path / "points", n_seeds=1, **options) as asked:
         table = TABLE_5.run(asked)
         monkeypatch.setattr(days, "_watched", lambda *_: pytest.fail("it was kept"))
@@ -29,11 +29,11 @@ def test_table_and_figure_come_from_the_same_days(
     assert [(row.system, row.period) for row in table.rows] == [
         (system, period)
         for period in ("low", "loaded", "all")
-        for system in ("infaas", "dilaserve+plans")
+        for system in ("infaas", "dilaserve+eager")
     ]
     assert {row.n_lost for row in table.rows} == {0}
     assert len(figure.rows) == 2 * 24
-    assert len(figure.found["plans"]["dilaserve+plans"]) >= 20
+    assert len(figure.found["plans"]["dilaserve+eager"]) >= 20
     text = as_text(TABLE_5.page(table), is_quick=True, is_complete=True)
     assert "below infaas" in text
     assert "16×TP-1" in as_text(FIGURE_8.page(figure), is_quick=True, is_complete=True)
