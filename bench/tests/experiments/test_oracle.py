@@ -28,6 +28,7 @@ def report(key: Key) -> RunReport:
     values: dict[str, object] = {
         field.name: 0.0 if field.type in (float, "float") else 0
         for field in msgspec.structs.fields(RunReport)
+        if field.required
     }
     values |= {"attainment": 0.0 if fails else 1.0, "mean_s": LATENCIES[key.mix]}
     values |= {"is_complete": True, "percentiles_s": [], "slots": [], "moves": {}}
