@@ -9,6 +9,7 @@ import pytest
 from dilaserve_bench.data import published_days
 from dilaserve_bench.experiments import realday
 from dilaserve_bench.experiments.page import as_text
+from dilaserve_bench.experiments.two_hours import LOOKS_PER_SLOT
 
 from .helpers import session
 
@@ -28,7 +29,7 @@ def test_a_row_for_each_part_of_the_day_and_policy(tmp_path: Path) -> None:
     assert low.n + loaded.n == whole.n == document.n
     assert loaded.rate > low.rate
     assert loaded.mean_threshold == 0.9
-    assert len(document.found["minutes"]["infaas"]["n"]) <= 24 * realday.SLOTS_PER_MINUTE
+    assert len(document.found["minutes"]["infaas"]["n"]) <= 24 * LOOKS_PER_SLOT
     assert "peak" in as_text(
         realday.EXPERIMENT.page(document), is_quick=True, is_complete=document.is_complete
     )

@@ -8,6 +8,7 @@ All begin with 16 × TP-1.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from time import process_time
 
@@ -16,46 +17,27 @@ import msgspec
 from dilaserve.errors import DiLaServeError
 from dilaserve.profiles import load_profiles
 from dilaserve_bench.data import average_day, data_file
-from dilaserve_bench.data import sharegpt_classes as sharegpt
 from dilaserve_bench.experiments.document import DIGITS
 from dilaserve_bench.experiments.experiment import Session
 from dilaserve_bench.experiments.spans import mean_threshold
-from dilaserve_bench.twin.cluster import ClusterSpec, parse_mix
-from dilaserve_bench.twin.configurations import Configuration, PlanNote
-from dilaserve_bench.twin.options import (
-    SimulateOptions,
-    core_settings,
-    make_policy,
-    recorded_source,
-    stand_in,
+from dilaserve_bench.experiments.two_hours import (
+    OVERHEAD,
+    PEAK,
+    QUICK_SLOT_S,
+    SLO_S,
+    parts_of_day,
+    two_hours,
+    two_hours_served,
 )
-from dilaserve_bench.twin.recorded import load_steps
+from dilaserve_bench.twin.cluster import ClusterSpec
+from dilaserve_bench.twin.configurations import Configuration, PlanNote
+from dilaserve_bench.twin.options import SimulateOptions
 from dilaserve_bench.twin.report import quantile
-from dilaserve_bench.twin.simulation import Replan, Run, Scenario, Simulation
-from dilaserve_bench.twin.workload import RequestClass, daily
+from dilaserve_bench.twin.simulation import Replan, Run, Simulation
 from dilaserve_scheduler.policies import POLICIES
 
-__all__ = [
-    "LOADED_FROM",
-    "OVERHEAD",
-    "PEAK",
-    "SLO_S",
-    "SYSTEMS",
-    "Day",
-    "Part",
-    "days",
-    "policy_of",
-]
+__all__ = ["SYSTEMS", "Day", "Part", "days", "policy_of"]
 
-SLO_S = 12.5
-OVERHEAD = 1.594
-"""The step overhead that `calibration` fits; the planner has it, too."""
-PEAK = 1.75
-"""Arrivals a second and GPU in the busiest slot, as in `realday`: INFaaS then attains 69 % of the
-loaded part (published: 68 %, on other GPUs, with a peak of 1.264)."""
-LOADED_FROM = 9
-"""The slots from here on are the loaded part of the day: minutes 45 to 120 (Table 5)."""
-N_GPUS = 16
 MIN_GAINS = {"plans": 0.1, "eager": 0.05}
 """What a change has to bring, by what stands behind the + of a system's name."""
 SYSTEMS = (
@@ -66,9 +48,8 @@ SYSTEMS = (
     "dilaserve+plans",
     "dilaserve+eager",
 )
-QUICK_SLOT_S = 5.0
-"""Instead of 300 s: the whole day in two minutes, and launches in half a second."""
 QUICK_START_UP = "0/1+0.5"
+"""Half a second, where the whole day takes two minutes."""
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,31 +137,12 @@ def _alone(key: _Key) -> Day:
 
 
 def _simulation(key: _Key) -> Simulation:
-    classes = [
-        RequestClass(n_prompt=n_prompt, n_output=n_output, weight=weight, slo_s=SLO_S)
-        for n_prompt, n_output, weight in sharegpt().classes
-    ]
-    day, n_cases = average_day(), len(load_steps(data_file("gsm8k_llada_steps.json")).rows)
-    rates = [N_GPUS * key.peak / max(day.rates) * rate for rate in day.rates]
-    workloads = daily(classes, rates=rates, slot_s=key.slot_s, n_cases=n_cases)
-    return Simulation(_scenario(key), workloads(key.seed), key.seed, timer=process_time)
-
-
-def _scenario(key: _Key) -> Scenario:
-    profiles = load_profiles(data_file("h100_llada.json"))
-    table = load_steps(data_file("gsm8k_llada_steps.json"))
-    spec = ClusterSpec(groups=parse_mix(f"{N_GPUS}xtp1"), overhead=key.overhead)
     options = _options(key)
-    return Scenario(
-        cluster=spec,
-        profiles=profiles,
-        policy=lambda: make_policy(options, profiles),
-        source=lambda workload: recorded_source(table, workload),
-        core=core_settings(spec.heartbeat_s, None),
-        adviser=lambda workload: stand_in(table, workload, options),
-        replan=_replan(options, spec) if options.replan else None,
-        slot_s=key.slot_s / 5,
-    )
+    scenario = two_hours_served(options, key.overhead, key.slot_s)
+    if options.replan:
+        scenario = replace(scenario, replan=_replan(options, scenario.cluster))
+    workload = two_hours(key.peak, key.slot_s)(key.seed)
+    return Simulation(scenario, workload, key.seed, timer=process_time)
 
 
 def _options(key: _Key) -> SimulateOptions:
@@ -204,12 +166,10 @@ def _replan(options: SimulateOptions, spec: ClusterSpec) -> Replan:
 
 
 def _kept(done: Run, slot_s: float) -> Day:
-    loaded_at, end = LOADED_FROM * slot_s, float("inf")
-    spans = {"loaded": (loaded_at, end), "low": (0.0, loaded_at), "all": (0.0, end)}
     n_slots = len(average_day().rates)
     return Day(
         slot_s=slot_s,
-        parts={name: _part(done, *span) for name, span in spans.items()},
+        parts={name: _part(done, *span) for name, span in parts_of_day(slot_s).items()},
         slots=[_part(done, slot * slot_s, (slot + 1) * slot_s) for slot in range(n_slots)],
         configurations=list(done.configurations),
         plans=list(done.plans),

@@ -1,8 +1,4 @@
-"""The paper's 2-hour trace (Figures 8 and 9, Table 5): the average day with ShareGPT's sizes.
-
-Arrivals are scaled so that INFaaS has its published attainment under load. Only sizes and rates are
-the trace's; steps are those recorded on GSM8K, in proportion to the output.
-"""
+"""The paper's 2-hour trace (Figures 8 and 9, Table 5) under each policy, without a planner."""
 
 from __future__ import annotations
 
@@ -13,39 +9,29 @@ from time import process_time
 import msgspec
 from matplotlib.figure import Figure
 
-from dilaserve.profiles import load_profiles
-from dilaserve_bench.data import PublishedDays, average_day, data_file, published_days
-from dilaserve_bench.data import sharegpt_classes as sharegpt
+from dilaserve_bench.data import PublishedDays, average_day, published_days
 from dilaserve_bench.experiments.document import Document
 from dilaserve_bench.experiments.experiment import Experiment, Session
 from dilaserve_bench.experiments.page import Page, Table, number, points
 from dilaserve_bench.experiments.plots import colour, panels
 from dilaserve_bench.experiments.spans import SpanReport, report_span, report_spans
-from dilaserve_bench.twin.cluster import ClusterSpec, parse_mix
-from dilaserve_bench.twin.options import (
-    SimulateOptions,
-    core_settings,
-    make_policy,
-    recorded_source,
-    stand_in,
+from dilaserve_bench.experiments.two_hours import (
+    LOADED_FROM,
+    LOOKS_PER_SLOT,
+    N_GPUS,
+    OVERHEAD,
+    PEAK,
+    QUICK_SLOT_S,
+    SLO_S,
+    parts_of_day,
+    two_hours,
+    two_hours_served,
 )
-from dilaserve_bench.twin.recorded import load_steps
-from dilaserve_bench.twin.simulation import Run, Scenario, Simulation
-from dilaserve_bench.twin.workload import RequestClass, Workloads, daily
+from dilaserve_bench.twin.options import SimulateOptions
+from dilaserve_bench.twin.simulation import Run, Simulation
 
 __all__ = ["EXPERIMENT", "DayRow", "DayRun"]
 
-SLO_S = 12.5
-OVERHEAD = 1.594
-"""The step overhead that `calibration` fits."""
-PEAK = 1.75
-"""Arrivals a second and GPU in the busiest slot: INFaaS then attains 69 % of the loaded part
-(published: 68 %, on other GPUs, with a peak of 1.264)."""
-LOADED_FROM = 9
-"""The slots from here on are the loaded part of the day (Table 5)."""
-SLOTS_PER_MINUTE = 5
-QUICK_SLOT_S = 5.0
-"""Instead of 300 s: the whole day in two minutes."""
 POLICIES = ("infaas", "llumnix", "tediserve", "proteus", "dilaserve")
 
 
@@ -132,42 +118,17 @@ def _alone(key: _Key) -> DayRun:
 
 
 def _simulation(key: _Key) -> Simulation:
-    return Simulation(_scenario(key), _workloads(key)(key.seed), key.seed, timer=process_time)
-
-
-def _scenario(key: _Key) -> Scenario:
-    profiles = load_profiles(data_file("h100_llada.json"))
-    table = load_steps(data_file("gsm8k_llada_steps.json"))
-    spec = ClusterSpec(groups=parse_mix("16xtp1"), overhead=key.overhead)
     options = SimulateOptions(policy=key.policy, slo_s=SLO_S)
-    return Scenario(
-        cluster=spec,
-        profiles=profiles,
-        policy=lambda: make_policy(options, profiles),
-        source=lambda workload: recorded_source(table, workload),
-        core=core_settings(spec.heartbeat_s, None),
-        adviser=lambda workload: stand_in(table, workload, options),
-        slot_s=key.slot_s / SLOTS_PER_MINUTE,
-    )
-
-
-def _workloads(key: _Key) -> Workloads:
-    rates = average_day().rates
-    scale = 16 * key.peak / max(rates)
-    classes = [
-        RequestClass(n_prompt=n_prompt, n_output=n_output, weight=weight, slo_s=SLO_S)
-        for n_prompt, n_output, weight in sharegpt().classes
-    ]
-    n_cases = len(load_steps(data_file("gsm8k_llada_steps.json")).rows)
-    return daily(classes, rates=[scale * r for r in rates], slot_s=key.slot_s, n_cases=n_cases)
+    scenario = two_hours_served(options, key.overhead, key.slot_s)
+    workload = two_hours(key.peak, key.slot_s)(key.seed)
+    return Simulation(scenario, workload, key.seed, timer=process_time)
 
 
 def _kept(done: Run, slot_s: float) -> DayRun:
-    loaded_at, end = LOADED_FROM * slot_s, float("inf")
-    parts = {"loaded": (loaded_at, end), "low": (0.0, loaded_at), "all": (0.0, end)}
+    parts = parts_of_day(slot_s)
     return DayRun(
         periods={name: report_span(done, *span) for name, span in parts.items()},
-        minutes=report_spans(done, slot_s / SLOTS_PER_MINUTE),
+        minutes=report_spans(done, slot_s / LOOKS_PER_SLOT),
         cpu_s=round(done.wall_s, 1),
     )
 
@@ -182,7 +143,7 @@ def _rows(runs: Mapping[str, DayRun], slot_s: float) -> list[DayRow]:
         DayRow(
             policy=policy,
             period=period,
-            rate=round(span.n / (16 * n * slot_s), 4),
+            rate=round(span.n / (N_GPUS * n * slot_s), 4),
             attainment=span.attainment,
             mean_threshold=span.mean_threshold,
             p50_s=span.p50_s,

@@ -10,20 +10,12 @@ from matplotlib.figure import Figure
 
 from dilaserve_bench.data import published_days
 from dilaserve_bench.data.reconfig import DEGREES, published_plans
-from dilaserve_bench.experiments.day import (
-    LOADED_FROM,
-    OVERHEAD,
-    PEAK,
-    SLO_S,
-    Day,
-    Part,
-    days,
-    policy_of,
-)
+from dilaserve_bench.experiments.day import Day, Part, days, policy_of
 from dilaserve_bench.experiments.document import DIGITS, Document
 from dilaserve_bench.experiments.experiment import Experiment, Session
 from dilaserve_bench.experiments.page import Page, Table, number, percent, points
 from dilaserve_bench.experiments.plots import colour, panels
+from dilaserve_bench.experiments.two_hours import LOADED_FROM, OVERHEAD, PEAK, SLO_S
 from dilaserve_bench.twin.configurations import mix_at
 from dilaserve_reconfigurator.record import mix_text
 
