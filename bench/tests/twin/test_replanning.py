@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dilaserve.errors import DiLaServeError
@@ -209,6 +209,7 @@ MIXES = [{1: 4}, {1: 2, 2: 1}, {2: 2}, {1: 1, 2: 1}, {2: 1}, {1: 1}]
     deaths=st.dictionaries(st.integers(0, 3), st.floats(0.5, 8.0), max_size=2),
     other_s=st.floats(0.0, 3.0),
 )
+@example(wanted=[{1: 2, 2: 1}, {1: 4}], deaths={}, other_s=0.0)
 def test_whatever_is_wanted_and_whoever_dies(
     wanted: list[Counts], deaths: dict[int, float], other_s: float
 ) -> None:

@@ -48,6 +48,8 @@ KEEP_S = 1.0
 """After which it is looked whether all instances run that are wanted."""
 RETRY_S = 30.0
 """After what could not be brought about."""
+LATE_S = 5.0
+"""By which a launch may be late, besides ten times what it takes."""
 MOVES_S = 3600.0
 """For the way from one mix to another: never reached, like `ReplanSpec.planner.budget_s`."""
 
@@ -92,6 +94,7 @@ class Replanner:
         """What to go back to when a plan is given up."""
         self._numbers: dict[int, int] = {}
         """Of the instances that were launched, by attempt."""
+        self._ending: set[str] = set()
         self._settle(degrees)
 
     @property
@@ -138,10 +141,11 @@ class Replanner:
         record = self._planner.plan(now, self._monitor.workload(now), cluster)
         self.records.append(record)
         if record.verdict == "change":
-            self._timeline.after(self._spec.plan_s, self._apply, record)
+            self._timeline.after(self._spec.plan_s, self._apply, (record, cluster.running))
 
-    def _apply(self, record: PlanRecord) -> None:
-        if self.is_busy:  # an instance has died since, and is being replaced
+    def _apply(self, planned: tuple[PlanRecord, Sequence[Placed]]) -> None:
+        record, running = planned
+        if self.is_busy or self.gpus.serving() != running:  # an instance has died since
             return
         assert record.transition is not None
         self._record = record
@@ -169,7 +173,7 @@ class Replanner:
 
     @property
     def _patience(self) -> Patience:
-        return Patience(launch_s=10 * self._spec.start_up.seconds)
+        return Patience(launch_s=LATE_S + 10 * self._spec.start_up.seconds)
 
     def _happened(self, event: Event) -> None:
         if self._execution is not None:
@@ -219,8 +223,10 @@ class Replanner:
                 self._abort(effect.attempt)
 
     def _stop(self, name: str) -> None:
-        self.gpus.leave(self._timeline.now, name)
-        self._hands.end(_number(name), lambda: self._ended(name))
+        if name not in self._ending:  # an execution asks again when it has waited long
+            self._ending.add(name)
+            self.gpus.leave(self._timeline.now, name)
+            self._hands.end(_number(name), lambda: self._ended(name))
 
     def _ended(self, name: str) -> None:
         self.gpus.free(self._timeline.now, name)
@@ -242,11 +248,14 @@ class Replanner:
 
     def _abort(self, attempt: int) -> None:
         number = self._numbers[attempt]
-        self._hands.end(number, lambda: self._aborted(number, attempt))
+        name = _name(number)
+        if name not in self._ending:
+            self._ending.add(name)
+            self._hands.end(number, lambda: self._aborted(name, attempt))
 
-    def _aborted(self, number: int, attempt: int) -> None:
-        self.gpus.free(self._timeline.now, _name(number))
-        self._happened(Failed(attempt, f"{_name(number)} was late"))
+    def _aborted(self, name: str, attempt: int) -> None:
+        self.gpus.free(self._timeline.now, name)
+        self._happened(Failed(attempt, f"{name} was late"))
 
     def _settle(self, degrees: Sequence[int]) -> None:
         """Where the first instances are: numbers of a degree take its places in order. Raises
