@@ -29,13 +29,15 @@ CrashPoint = Literal[
 
 class CrashPoints:
     """At most one armed point. `armed` is "" (none) or "name:n": die when `name` is reached the
-    n-th time. Raises SettingsError for an unknown name or a count below 1.
+    n-th time. Raises SettingsError for an unknown name or a count below 1. `also`: a process that
+    is to die with this one.
     """
 
-    def __init__(self, armed: str = "") -> None:
+    def __init__(self, armed: str = "", *, also: int | None = None) -> None:
         name, _, count = armed.partition(":")
         self._name = name
         self._left = _parse(armed, name, count) if armed else 0
+        self._also = also
 
     def reach(self, name: CrashPoint) -> None:
         """Die by SIGKILL, with nothing flushed, if this point is armed and its count is reached."""
@@ -43,6 +45,8 @@ class CrashPoints:
             return
         self._left -= 1
         if self._left == 0:
+            if self._also is not None:
+                os.kill(self._also, signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -15,7 +15,7 @@ from dilaserve_gpu_worker.engine.budget import PassBudget
 from dilaserve_gpu_worker.engine.plan_policy import BlockServe, PlanPolicy
 from dilaserve_gpu_worker.engine.sequence import RowKind
 from dilaserve_gpu_worker.engine.types import Credit, EngineRequest, StepOutput
-from dilaserve_gpu_worker.engine.validate import check_fits
+from dilaserve_gpu_worker.engine.validate import Limits
 
 __all__ = ["Row", "VirtualEngine", "VirtualPlan"]
 
@@ -132,9 +132,13 @@ class VirtualEngine:
         self._source = source
         self._policy = BlockServe() if plan_policy is None else plan_policy
         self._cache_mode: CacheMode = cache_mode
-        self._max_batch_tokens = max_batch_tokens
-        self._max_sequence_length = max_sequence_length
         self._n_pages = 0 if cache_mode == "none" else n_kv_tokens // PAGE_TOKENS
+        self._limits = Limits(
+            vocab_size=0,  # tokens are not looked at
+            max_sequence_length=max_sequence_length,
+            max_batch_tokens=max_batch_tokens,
+            n_kv_tokens=None if cache_mode == "none" else self._n_pages * PAGE_TOKENS,
+        )
         self._n_free_pages = self._n_pages
         self._sequences: dict[str, _Sequence] = {}
         self._n_passes = 0
@@ -144,12 +148,7 @@ class VirtualEngine:
 
     def add(self, request: EngineRequest) -> None:
         """See Engine.add."""
-        check_fits(
-            request,
-            max_sequence_length=self._max_sequence_length,
-            max_batch_tokens=self._max_batch_tokens,
-            n_kv_tokens=None if self._cache_mode == "none" else self._n_pages * PAGE_TOKENS,
-        )
+        self._limits.check_fits(request)
         length, canvas = request.spec.block_length, request.canvas
         block = (canvas.index(MASKED) if MASKED in canvas else len(canvas) - 1) // length
         self._sequences[request.request_id] = _Sequence(
@@ -201,7 +200,7 @@ class VirtualEngine:
         ready = [sequence.next_row(self._cache_mode) for sequence in self._ready()]
         if not ready:
             return None
-        budget = PassBudget(self._max_batch_tokens, self._n_full_tokens)
+        budget = PassBudget(self._limits.max_batch_tokens, self._n_full_tokens)
         rows = self._policy.choose(ready, budget)
         n_tokens = n_rebuilds = 0
         for row in rows:

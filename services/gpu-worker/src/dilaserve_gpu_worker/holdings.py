@@ -27,13 +27,14 @@ from dilaserve_gpu_worker.observe import RequestTrace, RequestTraces
 __all__ = ["Holding", "Holdings", "RequestEngine", "Unanswered"]
 
 N_REMEMBERED = 256
-"""Fenced requests whose canvas is remembered, in case the store turns out to have lost steps."""
+"""Fenced requests whose canvas is remembered, in case the store turns out to have lost steps; and
+released ones, of which a pass that is under way may still bring a step."""
 
 Ending = CommitOutcome | Literal["finished", "released", "superseded", "rejected"]
 
 
 class RequestEngine(Protocol):
-    """The part of the engine that may be called between two passes only."""
+    """The part of the engine that is for single requests."""
 
     def add(self, request: EngineRequest) -> None:
         """Hold a request. Raises NeverFitsError, InvalidRequestError."""
@@ -80,8 +81,7 @@ Unanswered = tuple[Holding, StepOutput]
 class Holdings:
     """All requests of one instance.
 
-    `committed` and `forget` leave the engine alone and may be called at any time; everything else
-    only between two passes.
+    `committed` and `forget` leave the engine alone.
     """
 
     def __init__(
@@ -94,6 +94,7 @@ class Holdings:
         self._held: dict[str, Holding] = {}
         self._to_remove: list[str] = []
         self._fenced: OrderedDict[str, Holding] = OrderedDict()
+        self._released: OrderedDict[str, Holding] = OrderedDict()
         self.wanted: dict[str, StepItem] = {}
         """Credited, but to be loaded, or read again because of a new epoch."""
 
@@ -133,9 +134,10 @@ class Holdings:
         return self._hold(item, record, confidences)
 
     def unanswered(self, outputs: Iterable[StepOutput]) -> list[Unanswered]:
-        """The outputs of all requests still held; those of the others are dropped."""
-        held = self._held
-        return [(held[o.request_id], o) for o in outputs if o.request_id in held]
+        """The outputs of all requests that are held, or were released while they were computed;
+        those of the others are dropped."""
+        known = [(self._known(output.request_id), output) for output in outputs]
+        return [(holding, output) for holding, output in known if holding is not None]
 
     def committed(self, holding: Holding, output: StepOutput) -> None:
         """The store has this step."""
@@ -154,7 +156,9 @@ class Holdings:
         self._to_remove.append(holding.request_id)
         holding.trace.end(why, holding.step)
         if why == "fenced":
-            self._remember(holding)
+            _remember(self._fenced, holding)
+        elif why == "released":
+            _remember(self._released, holding)
 
     def sweep(self) -> None:
         """Let the engine drop what was forgotten since the last pass."""
@@ -263,10 +267,14 @@ class Holdings:
         )
         return None
 
-    def _remember(self, holding: Holding) -> None:
-        self._fenced[holding.request_id] = holding
-        if len(self._fenced) > N_REMEMBERED:
-            self._fenced.popitem(last=False)
+    def _known(self, request_id: str) -> Holding | None:
+        return self._held.get(request_id) or self._released.get(request_id)
+
+
+def _remember(remembered: OrderedDict[str, Holding], holding: Holding) -> None:
+    remembered[holding.request_id] = holding
+    if len(remembered) > N_REMEMBERED:
+        remembered.popitem(last=False)
 
 
 def _continues(ours: Holding, record: RequestRecord) -> bool:

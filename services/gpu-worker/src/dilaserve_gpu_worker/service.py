@@ -1,6 +1,7 @@
-"""The worker's loop: commands → records → pass → commit → report (DESIGN sections 3 and 4).
+"""The worker's loop: commands → records → passes → commits → reports (DESIGN sections 3 and 4).
 
-Commit first, then emit; at most one pass runs ahead of an unanswered commit. Knows no tensors.
+Commit first, then emit; at most one pass runs ahead of an unanswered commit. The engine runs
+elsewhere, and begins a pass that it may run without asking. Knows no tensors.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Generic
 
 import msgspec
 
@@ -29,8 +29,8 @@ from dilaserve.telemetry import Telemetry
 from dilaserve_gpu_worker.commits import Committer
 from dilaserve_gpu_worker.engine.types import BatchOutput, EngineLostError
 from dilaserve_gpu_worker.holdings import Holdings, Unanswered
+from dilaserve_gpu_worker.host.port import EnginePort
 from dilaserve_gpu_worker.observe import RequestTraces, WorkerMetrics
-from dilaserve_gpu_worker.passes import LogitsT, PassEngine, Passes, PlanT
 from dilaserve_gpu_worker.patience import until_answered
 from dilaserve_gpu_worker.reports import Reports
 
@@ -38,13 +38,16 @@ __all__ = ["WorkerService"]
 
 log = logging.getLogger(__name__)
 
+N_AHEAD = 2
+"""Passes that may begin before the first of them is answered for: it, and one ahead."""
 
-class WorkerService(Generic[PlanT, LogitsT]):
+
+class WorkerService:
     """One instance: serves until it is stopped."""
 
     def __init__(
         self,
-        engine: PassEngine[PlanT, LogitsT],
+        engine: EnginePort,
         bus: Bus,
         store: Store,
         info: InstanceInfo,
@@ -70,12 +73,10 @@ class WorkerService(Generic[PlanT, LogitsT]):
         self._commands: deque[StepCommand] = deque()
         self._applied = (0, 0)
         self._batch = 0
-        self._n_free_kv_tokens = engine.n_free_kv_tokens
         self._settling: asyncio.Task[None] | None = None
         self._unanswered: Sequence[Unanswered] = ()
         self._metrics = WorkerMetrics(telemetry, info)
         self._reports = Reports(bus, info, self._metrics)
-        self._passes = Passes(engine, self._crash)
         self._holdings = Holdings(
             engine,
             instance_id=info.instance_id,
@@ -89,12 +90,12 @@ class WorkerService(Generic[PlanT, LogitsT]):
             clock=clock,
             give_up=self._give_up,
         )
-        self._metrics.gauges(lambda: len(self._holdings), lambda: self._n_free_kv_tokens)
+        self._metrics.gauges(lambda: len(self._holdings), lambda: engine.n_free_kv_tokens)
 
     async def run(self) -> None:
-        """Warm up, join, serve until `stop`, leave. A part that fails ends the whole. Raises
+        """Join, serve until `stop`, leave. A part that fails ends the whole. Raises
         EngineLostError, after leaving, when the engine was lost."""
-        await self._passes.warm_up(self._info.block_length)
+        self._engine.on_report(self._wake.set)
         listening = [
             await self._bus.subscribe(subjects.command_step(self._info.instance_id), self._receive),
             await self._bus.subscribe(subjects.command_stop(self._info.instance_id), self._receive),
@@ -109,7 +110,6 @@ class WorkerService(Generic[PlanT, LogitsT]):
                 await subscription.unsubscribe()
             await self._reports.down(self._stop_reason or "")
         finally:
-            self._passes.close()
             self._holdings.close()
         if self._error is not None:
             raise self._error
@@ -121,25 +121,25 @@ class WorkerService(Generic[PlanT, LogitsT]):
             asyncio.get_running_loop().call_later(self._stop_timeout_s, self._give_up.set)
             self._wake.set()
 
-    def fail(self, error: EngineLostError) -> None:
-        """Leave at once, so that what it holds goes on elsewhere, and end `run` with `error`."""
-        if self._error is None:
-            self._error = error
-            self.stop(str(error))
-
     # --- the loop ------------------------------------------------------------------------------
 
     async def _serve(self, tasks: asyncio.TaskGroup) -> None:
         await self._reports.up()
+        for _ in range(N_AHEAD):
+            self._engine.allow()
         while self._stop_reason is None:
             self._wake.clear()
             await self._catch_up()
-            if not await self._step(tasks):
+            if not await self._commit_next(tasks):
                 await self._wake.wait()
+        self._engine.end()
+        while await self._commit_next(tasks) or not self._engine.has_ended:
+            await self._wake.wait()
+            self._wake.clear()
         await self._settled()
 
     async def _catch_up(self) -> None:
-        """Between two passes: apply commands, load what is wanted, free what ended."""
+        """Apply commands, load what is wanted, free what ended."""
         applied = self._applied
         while self._commands:
             command = self._commands.popleft()
@@ -153,7 +153,6 @@ class WorkerService(Generic[PlanT, LogitsT]):
         self._holdings.sweep()
         # Said only now: whoever reads it in a heartbeat must find the requests in it, too.
         self._applied = applied
-        self._n_free_kv_tokens = self._engine.n_free_kv_tokens
 
     async def _load(self) -> None:
         wanted = self._holdings.wanted
@@ -176,14 +175,13 @@ class WorkerService(Generic[PlanT, LogitsT]):
         if rejected:
             await self._reports.rejected(self._batch, rejected)
 
-    async def _step(self, tasks: asyncio.TaskGroup) -> bool:
-        """Run a pass and begin to commit it, after the answers to the one before."""
-        if self._stop_reason is not None or not self._engine.has_work():
-            return False
+    async def _commit_next(self, tasks: asyncio.TaskGroup) -> bool:
+        """Begin to commit the next pass, after the answers to the one before; False if none has
+        ended."""
         try:
-            output = await self._passes.run()
+            output = self._engine.take()
         except EngineLostError as error:
-            self.fail(error)
+            self._fail(error)
             return False
         if output is None:
             return False
@@ -193,6 +191,12 @@ class WorkerService(Generic[PlanT, LogitsT]):
         self._metrics.pass_done(output, [holding.trace for holding, _ in self._unanswered])
         self._settling = tasks.create_task(self._settle(self._batch, output, self._unanswered))
         return True
+
+    def _fail(self, error: EngineLostError) -> None:
+        """Leave at once, so that what is held goes on elsewhere."""
+        if self._error is None:
+            self._error = error
+            self.stop(str(error))
 
     async def _settled(self) -> None:
         if self._settling is not None:
@@ -208,6 +212,8 @@ class WorkerService(Generic[PlanT, LogitsT]):
         if steps:
             self._crash.reach("worker.after_commit")
         await self._emit(steps, outcomes)
+        self._holdings.sweep()
+        self._engine.allow()
         await self._reports.step(batch, output, steps, outcomes)
         self._wake.set()
 
@@ -245,7 +251,7 @@ class WorkerService(Generic[PlanT, LogitsT]):
         while True:
             await self._reports.heartbeat(
                 applied=self._applied,
-                n_free_kv_tokens=self._n_free_kv_tokens,
+                n_free_kv_tokens=self._engine.n_free_kv_tokens,
                 holds=self._holdings.report(),
             )
             await asyncio.sleep(self._heartbeat_s)

@@ -6,8 +6,9 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from dilaserve import subjects
 from dilaserve.bus import BusMessage
 from dilaserve.bus.memory import MemoryBroker, MemoryBus
+from dilaserve.crashpoints import CrashPoints
 from dilaserve.messages import (
     CommitOutcome,
     ConfidenceStats,
@@ -47,9 +49,12 @@ from dilaserve_gpu_worker.engine.types import (
     BatchOutput,
     Credit,
     EngineRequest,
-    NeverFitsError,
     StepOutput,
 )
+from dilaserve_gpu_worker.engine.validate import Limits
+from dilaserve_gpu_worker.host.loop import EngineLoop, Orders
+from dilaserve_gpu_worker.host.orders import Lost, Report
+from dilaserve_gpu_worker.host.port import EnginePort
 from dilaserve_gpu_worker.service import WorkerService
 
 BLOCK = 4
@@ -74,9 +79,17 @@ class Scripted:
 class ScriptedEngine:
     """Unmasks one token a step, from left to right; the token tells position and threshold."""
 
+    limits = Limits(
+        vocab_size=1 << 20,
+        max_sequence_length=N_KV_TOKENS,
+        max_batch_tokens=8192,
+        n_kv_tokens=N_KV_TOKENS,
+    )
+
     def __init__(self) -> None:
         self.held: dict[str, Scripted] = {}
         self.added: list[EngineRequest] = []
+        self.n_begun = 0
         self.n_passes = 0
         self.recompute_tokens: int | None = None
         self.passing = threading.Event()
@@ -89,8 +102,6 @@ class ScriptedEngine:
 
     def add(self, request: EngineRequest) -> None:
         assert request.request_id not in self.held
-        if len(request.prompt) + len(request.canvas) > N_KV_TOKENS:
-            raise NeverFitsError(f"{request.request_id} is too long; shorten it")
         self.added.append(request)
         self.held[request.request_id] = Scripted(
             request, list(request.canvas), request.step, request.credit
@@ -105,13 +116,11 @@ class ScriptedEngine:
     def remove(self, request_id: str) -> None:
         del self.held[request_id]
 
-    def has_work(self) -> bool:
-        return self.plan() is not None
-
     def plan(self) -> list[Scripted] | None:
         return [s for s in self.held.values() if _may_run(s)] or None
 
     def forward(self, plan: list[Scripted]) -> list[int]:
+        self.n_begun += 1
         assert self.passing.wait(30)
         self.n_passes += 1
         return [int(s.credit.threshold * 100) * 1000 + s.canvas.index(MASKED) for s in plan]
@@ -146,6 +155,29 @@ def _unmask(s: Scripted, token: int) -> StepOutput:
         n_block_masked=sum(t == MASKED for t in s.canvas[block * BLOCK : (block + 1) * BLOCK]),
         finish_reason=None if MASKED in s.canvas else "length",
     )
+
+
+def hosted(engine: Any, crash: CrashPoints) -> EnginePort:
+    """The engine in a thread of its own, which ends with its orders."""
+    orders: Orders = SimpleQueue()
+    port = EnginePort(engine.limits, orders.put)
+    loop = asyncio.get_running_loop()
+
+    def say(report: Report) -> None:
+        with suppress(RuntimeError):  # the test has ended
+            loop.call_soon_threadsafe(port.heard, report)
+
+    engine_loop = EngineLoop(engine, orders, say, crash)
+    engine_loop.warm_up(BLOCK)
+
+    def run() -> None:
+        try:
+            engine_loop.run()
+        except (RuntimeError, SystemError) as error:
+            say(Lost(reason=str(error)))
+
+    threading.Thread(target=run, daemon=True).start()
+    return port
 
 
 class SlowStore(MemoryStore):
@@ -213,14 +245,16 @@ class Rig:
         await self.bus.subscribe(f"dlm.v1.evt.{self.instance_id}.>", on_event)
         await self.bus.subscribe(subjects.tokens("gw-1"), on_delta)
 
-    def build(self, **options: Any) -> WorkerService[Any, Any]:
+    def build(self, crash: CrashPoints | None = None, **options: Any) -> WorkerService:
+        crash = crash or CrashPoints()
         return WorkerService(
-            self.engine,
+            hosted(self.engine, crash),
             self.worker_bus,
             self.store,
             instance(self.instance_id),
             telemetry=self.telemetry,
             clock=time.perf_counter,
+            crash=crash,
             **{"heartbeat_s": 0.02, "stop_timeout_s": 0.1} | options,
         )
 
@@ -338,7 +372,7 @@ class Rig:
 
 
 @asynccontextmanager
-async def serving(rig: Rig, **options: Any) -> AsyncIterator[WorkerService[Any, Any]]:
+async def serving(rig: Rig, **options: Any) -> AsyncIterator[WorkerService]:
     """Run the service until the block ends; it must end by itself, and cleanly."""
     service = rig.build(**options)
     running = asyncio.create_task(service.run())
@@ -373,5 +407,5 @@ async def rig(make_rig: Callable[..., Any]) -> Rig:
     """A started service that holds nothing."""
     rig: Rig = await make_rig()
     rig.engine.added.clear()
-    rig.engine.n_passes = 0
+    rig.engine.n_begun = rig.engine.n_passes = 0
     return rig

@@ -181,6 +181,52 @@ async def test_another_worker_ends_what_a_killed_one_began(cluster, expected, cr
         assert await cluster.done("r") == expected
 
 
+async def test_an_engine_that_is_killed_takes_its_instance_down(cluster, expected):
+    async with (
+        cluster.worker() as process,
+        cluster.worker(DILASERVE_WORKER_NAME="w2"),
+    ):
+        first = (await cluster.joined("w1")).info.instance_id
+        second = (await cluster.joined("w2")).info.instance_id
+        await cluster.submit("r", first)
+        while not cluster.deltas:
+            await asyncio.sleep(0.001)
+        [engine] = psutil.Process(process.pid).children()
+        engine.kill()
+        _, log = await asyncio.wait_for(process.communicate(), 15)
+        assert process.returncode == 1
+        assert b"the engine's process has ended (exit code -9; " in log
+        assert b"Traceback" not in log
+        downs = [event for event in cluster.events if isinstance(event, InstanceDown)]
+        assert [down.instance_id for down in downs] == [first]
+        await cluster.store.reassign("r", term=1, owner=second, expected_epoch=1)
+        await cluster.credit("r", second, epoch=2)
+        assert await cluster.done("r") == expected
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL"])
+async def test_an_engine_ends_with_its_instance(cluster, how):
+    async with cluster.worker() as process:
+        await cluster.joined("w1")
+        [engine] = psutil.Process(process.pid).children()
+        engine.send_signal(signal.SIGTERM)  # as to a whole container: its parent's business
+        process.send_signal(signal.Signals[how])
+        _, log = await asyncio.wait_for(process.communicate(), 10)
+        assert process.returncode == (0 if how == "SIGTERM" else -signal.SIGKILL), log.decode()
+        engine.wait(5)
+
+
+async def test_a_stop_while_the_model_loads_is_clean(cluster):
+    async with cluster.worker() as process:
+        while not psutil.Process(process.pid).children():
+            await asyncio.sleep(0.01)
+        [engine] = psutil.Process(process.pid).children()
+        process.terminate()
+        _, log = await asyncio.wait_for(process.communicate(), 10)
+        assert process.returncode == 0, log.decode()
+        engine.wait(5)
+
+
 async def test_a_stop_while_waiting_for_nats_is_clean(cluster):
     async with cluster.worker(DILASERVE_NATS_URL="nats://127.0.0.1:9") as process:
         first = await asyncio.wait_for(process.stderr.readline(), 30)
@@ -207,7 +253,8 @@ async def test_a_lost_rank_takes_its_instance_down_and_its_requests_go_on(cluste
         await cluster.submit("r", info.instance_id)
         while not cluster.deltas:
             await asyncio.sleep(0.001)
-        [rank] = psutil.Process(process.pid).children()
+        [engine] = psutil.Process(process.pid).children()
+        [rank] = engine.children()
         rank.kill()
         _, log = await asyncio.wait_for(process.communicate(), 15)
         assert process.returncode == 1
@@ -226,7 +273,8 @@ async def test_the_ranks_end_with_their_instance(cluster, make_folder, how):
     folder = str(make_folder(vocab_size=64))
     async with cluster.worker(DILASERVE_TP_DEGREE="2", DILASERVE_MODEL=folder) as process:
         await cluster.joined("w1")
-        [rank] = psutil.Process(process.pid).children()
+        [engine] = psutil.Process(process.pid).children()
+        [rank] = engine.children()
         process.send_signal(signal.Signals[how])
         _, log = await asyncio.wait_for(process.communicate(), 10)
         assert process.returncode == (0 if how == "SIGTERM" else -signal.SIGKILL), log.decode()

@@ -9,7 +9,7 @@ from dilaserve.store.records import MASKED, DecodingSpec
 from dilaserve_gpu_worker.engine.engine import Engine
 from dilaserve_gpu_worker.engine.kv_pool import PAGE_TOKENS
 from dilaserve_gpu_worker.engine.types import Credit, EngineRequest
-from dilaserve_gpu_worker.engine.validate import check_fits
+from dilaserve_gpu_worker.engine.validate import Limits
 from dilaserve_gpu_worker.models.model import Model
 
 REQUEST_ID = "alone"
@@ -77,9 +77,5 @@ def denoise_alone(
 def _check_length(model: Model, prompt: list[int], spec: DecodingSpec) -> None:
     """Before a canvas and a KV pool of that length are made."""
     longest = model.config.max_sequence_length
-    check_fits(
-        EngineRequest(REQUEST_ID, prompt, spec, 0, [], Credit(0.0, 0)),
-        max_sequence_length=longest,
-        max_batch_tokens=longest,
-        n_kv_tokens=None,
-    )
+    limits = Limits(model.config.vocab_size, longest, longest, n_kv_tokens=None)
+    limits.check_fits(EngineRequest(REQUEST_ID, prompt, spec, 0, [], Credit(0.0, 0)))

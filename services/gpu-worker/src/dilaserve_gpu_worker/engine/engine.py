@@ -25,7 +25,7 @@ from dilaserve_gpu_worker.engine.plan_policy import BlockServe, PlanPolicy
 from dilaserve_gpu_worker.engine.runner import Scores, make_runner
 from dilaserve_gpu_worker.engine.sequence import Row, Sequence
 from dilaserve_gpu_worker.engine.types import BatchOutput, Credit, EngineRequest
-from dilaserve_gpu_worker.engine.validate import check_fits, check_request
+from dilaserve_gpu_worker.engine.validate import Limits
 from dilaserve_gpu_worker.models.model import Model
 
 
@@ -71,7 +71,6 @@ class Engine:
     ) -> None:
         self._config = model.config
         self._cache_mode: CacheMode = cache_mode
-        self._max_batch_tokens = max_batch_tokens
         self._eos_ids = model.config.eos_ids if eos_ids is None else eos_ids
         self._mask_id = model.config.mask_id if mask_id is None else mask_id
         self._policy = BlockServe() if plan_policy is None else plan_policy
@@ -79,6 +78,13 @@ class Engine:
         self._share = share
         self._n_pages = 0 if cache_mode == "none" else n_kv_tokens // PAGE_TOKENS
         self._pages = PageAllocator(self._n_pages)
+        self.limits = Limits(
+            vocab_size=model.config.vocab_size,
+            max_sequence_length=model.config.max_sequence_length,
+            max_batch_tokens=max_batch_tokens,
+            n_kv_tokens=None if cache_mode == "none" else self._n_pages * PAGE_TOKENS,
+        )
+        """What can be added at all."""
         self.attention = choose_attention(attention, model.config, model.device, model.dtype)
         """Name of the attention backend."""
         self.dtype = str(model.dtype).removeprefix("torch.")
@@ -105,13 +111,7 @@ class Engine:
         """
         if request.request_id in self._sequences:
             raise ValueError(f"request {request.request_id} is held already; remove it first")
-        check_request(request, self._config)
-        check_fits(
-            request,
-            max_sequence_length=self._config.max_sequence_length,
-            max_batch_tokens=self._max_batch_tokens,
-            n_kv_tokens=None if self._cache_mode == "none" else self._n_pages * PAGE_TOKENS,
-        )
+        self.limits.check(request)
         self._sequences[request.request_id] = Sequence(
             request,
             mask_id=self._mask_id,
@@ -177,7 +177,7 @@ class Engine:
         rows = [sequence.next_row(self._cache_mode) for sequence in self._ready()]
         if not rows:
             return None
-        budget = PassBudget(self._max_batch_tokens, self._n_full_tokens)
+        budget = PassBudget(self.limits.max_batch_tokens, self._n_full_tokens)
         chosen = self._policy.choose(rows, budget)
         for row in chosen:
             self._take_pages(row.sequence)

@@ -3,18 +3,54 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from dilaserve.errors import InvalidRequestError
 from dilaserve.store.records import MASKED
 from dilaserve_gpu_worker.engine.types import EngineRequest, NeverFitsError
-from dilaserve_gpu_worker.models.config import ModelConfig
 
 
-def check_request(request: EngineRequest, config: ModelConfig) -> None:
-    """Raises InvalidRequestError, naming the field, for what no engine could run."""
-    _check_tokens("prompt", request.prompt, 0, config.vocab_size)
-    _check_tokens("canvas", request.canvas, MASKED, config.vocab_size)
-    _check_spec(request)
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an engine can run at all."""
+
+    vocab_size: int
+    max_sequence_length: int
+    max_batch_tokens: int
+    n_kv_tokens: int | None
+    """None: there is no KV pool."""
+
+    def check(self, request: EngineRequest) -> None:
+        """Raises InvalidRequestError, naming the field, for what no engine could run, and
+        NeverFitsError for a request that is too long to run even alone."""
+        _check_tokens("prompt", request.prompt, 0, self.vocab_size)
+        _check_tokens("canvas", request.canvas, MASKED, self.vocab_size)
+        _check_spec(request)
+        _check_extras(request)
+        self.check_fits(request)
+
+    def check_fits(self, request: EngineRequest) -> None:
+        """Raises NeverFitsError alone."""
+        n_tokens = len(request.prompt) + request.spec.n_output
+        limits = [
+            ("the model's max_sequence_length", self.max_sequence_length, ""),
+            (
+                "the token budget of a pass",
+                self.max_batch_tokens,
+                ", or raise DILASERVE_MAX_BATCH_TOKENS",
+            ),
+        ]
+        if self.n_kv_tokens is not None:
+            limits.append(("the KV pool", self.n_kv_tokens, ", or raise DILASERVE_KV_TOKENS"))
+        name, limit, remedy = min(limits, key=lambda each: each[1])
+        if n_tokens > limit:
+            raise NeverFitsError(
+                f"request {request.request_id} has {n_tokens} tokens, prompt and output, more "
+                f"than {name} ({limit}); shorten the prompt or the output{remedy}"
+            )
+
+
+def _check_extras(request: EngineRequest) -> None:
     if request.confidences is not None and len(request.confidences) != len(request.canvas):
         raise InvalidRequestError(
             f"{len(request.confidences)} confidences for {len(request.canvas)} canvas positions; "
@@ -23,30 +59,6 @@ def check_request(request: EngineRequest, config: ModelConfig) -> None:
         )
     if request.quota is not None and request.quota < 1:
         raise InvalidRequestError(f"quota {request.quota} is below 1; use 1", param="quota")
-
-
-def check_fits(
-    request: EngineRequest,
-    *,
-    max_sequence_length: int,
-    max_batch_tokens: int,
-    n_kv_tokens: int | None,
-) -> None:
-    """Raises NeverFitsError when a request is too long to run even alone; `n_kv_tokens` None
-    means that there is no KV pool."""
-    n_tokens = len(request.prompt) + request.spec.n_output
-    limits = [
-        ("the model's max_sequence_length", max_sequence_length, ""),
-        ("the token budget of a pass", max_batch_tokens, ", or raise DILASERVE_MAX_BATCH_TOKENS"),
-    ]
-    if n_kv_tokens is not None:
-        limits.append(("the KV pool", n_kv_tokens, ", or raise DILASERVE_KV_TOKENS"))
-    name, limit, remedy = min(limits, key=lambda each: each[1])
-    if n_tokens > limit:
-        raise NeverFitsError(
-            f"request {request.request_id} has {n_tokens} tokens, prompt and output, more than "
-            f"{name} ({limit}); shorten the prompt or the output{remedy}"
-        )
 
 
 def _check_tokens(name: str, tokens: list[int], least: int, vocab_size: int) -> None:

@@ -20,14 +20,8 @@ from dilaserve_gpu_worker.device import choose_dtype
 from dilaserve_gpu_worker.engine.kv_pool import PAGE_TOKENS
 from dilaserve_gpu_worker.engine.memory import LargestPass, kv_tokens_that_fit
 from dilaserve_gpu_worker.engine.runner import make_runner
-from dilaserve_gpu_worker.parallel.frames import (
-    Loaded,
-    RankSpec,
-    Start,
-    read_frame,
-    unpack_batch,
-    write_frame,
-)
+from dilaserve_gpu_worker.frames import read_frame, write_frame
+from dilaserve_gpu_worker.parallel.frames import Loaded, RankSpec, Start, unpack_batch
 from dilaserve_gpu_worker.parallel.group import GroupPeers
 from dilaserve_gpu_worker.speedups import choose_graphs, compile_if
 from dilaserve_gpu_worker.weights import load_model

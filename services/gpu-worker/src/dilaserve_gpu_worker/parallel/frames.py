@@ -1,12 +1,8 @@
-"""What goes through the pipes between rank 0 and another rank: length and MessagePack.
-
-An end of the pipe where a frame should begin means that the other side has ended.
-"""
+"""What goes through the pipes between rank 0 and another rank, frame by frame."""
 
 from __future__ import annotations
 
-import struct
-from typing import IO, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -16,8 +12,6 @@ from dilaserve_gpu_worker.attention import Run
 from dilaserve_gpu_worker.engine.batch import Batch
 from dilaserve_gpu_worker.engine.sequence import Ints
 from dilaserve_gpu_worker.speedups import AutoOnOff
-
-_LENGTH = struct.Struct("<I")
 
 
 class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,23 +59,6 @@ class _BatchFrame(msgspec.Struct, frozen=True, array_like=True):
     runs: list[Run]
     logit_rows_M: bytes
     outlook_rows_K: bytes
-
-
-def write_frame(pipe: IO[bytes], value: object) -> None:
-    """Send `value`. Raises BrokenPipeError when the other side has ended."""
-    data = msgspec.msgpack.encode(value)
-    pipe.write(_LENGTH.pack(len(data)) + data)
-    pipe.flush()
-
-
-def read_frame(pipe: IO[bytes]) -> bytes | None:
-    """The next frame's MessagePack; None when the other side has ended."""
-    header = pipe.read(_LENGTH.size)
-    if len(header) < _LENGTH.size:
-        return None
-    (length,) = _LENGTH.unpack(header)
-    data = pipe.read(length)
-    return data if len(data) == length else None
 
 
 def pack_batch(batch: Batch) -> bytes:

@@ -20,14 +20,8 @@ from dilaserve.errors import SettingsError
 from dilaserve.messages import CacheMode
 from dilaserve_gpu_worker.engine.batch import Batch
 from dilaserve_gpu_worker.engine.types import EngineLostError
-from dilaserve_gpu_worker.parallel.frames import (
-    Loaded,
-    RankSpec,
-    Start,
-    pack_batch,
-    read_frame,
-    write_frame,
-)
+from dilaserve_gpu_worker.frames import read_frame, write_frame
+from dilaserve_gpu_worker.parallel.frames import Loaded, RankSpec, Start, pack_batch
 from dilaserve_gpu_worker.parallel.group import LOOPBACK, GroupPeers
 from dilaserve_gpu_worker.speedups import AutoOnOff
 
