@@ -6,13 +6,21 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import typer
 from typer.testing import CliRunner, Result
 
 from dilaserve.errors import InvalidRequestError
 from dilaserve.messages import CacheMode
-from dilaserve.recording import RecordedStep, RecordingError, complete_runs, is_complete, read_runs
+from dilaserve.recording import (
+    RecordedStep,
+    RecordingError,
+    complete_runs,
+    is_complete,
+    prompt_digest,
+    read_runs,
+)
 from dilaserve.store.records import DecodingSpec
 from dilaserve_gpu_worker.engine.alone import denoise_alone
 from dilaserve_gpu_worker.models.model import Model
@@ -37,13 +45,13 @@ def without_time(runs: list[list[RecordedStep]]) -> dict[str, list[dict[str, obj
 
 def test_a_plan_has_every_threshold_and_runs_that_switch() -> None:
     plan = plan_runs(PROMPTS, (0.4, 0.9), n_switching=20, last_switch=5, seed=1)
-    assert len({run.run_id for run in plan}) == len(plan) == 5 * 22
+    assert len({run.run_id for run in plan}) == len(plan)
     of_first = [run for run in plan if run.prompt_id == "p0"]
     assert [run.thresholds for run in of_first[:2]] == [(0.4,), (0.9,)]
     switching = of_first[2:]
     assert {len(run.thresholds) for run in switching} == {2, 3, 4, 5}
     assert {threshold for run in switching for threshold in run.thresholds} == {0.4, 0.9}
-    run = PlannedRun("x", PROMPTS[0], (0.4, 0.9, 0.5))
+    run = PlannedRun(PROMPTS[0], (0.4, 0.9, 0.5))
     assert [run.threshold(step) for step in (1, 2, 3, 4, 99)] == [0.4, 0.9, 0.5, 0.5, 0.5]
 
 
@@ -53,14 +61,26 @@ def test_a_plan_depends_on_seed_and_prompt_only() -> None:
     assert plan_runs(PROMPTS, seed=2) != plan
 
 
+def test_a_run_is_planned_once_and_goes_by_what_it_does() -> None:
+    first, second = PROMPTS[:2]
+    longer = msgspec.structs.replace(first, n_output=99)
+    same = msgspec.structs.replace(first, prompt_id="of another name")
+    plan = plan_runs([first, same, longer, second], (0.5, 0.9), n_switching=0)
+    assert [(run.prompt.prompt_ids, run.prompt.n_output) for run in plan[::2]] == [
+        (first.prompt_ids, first.n_output),
+        (first.prompt_ids, 99),
+        (second.prompt_ids, second.n_output),
+    ]
+    on = plan_runs([first], (0.5,), n_switching=0, ignore_eos=True)
+    assert on[0].run_id not in {run.run_id for run in plan}
+
+
 @pytest.mark.parametrize("cache_mode", ["dual", "none"])
 def test_recorded_steps_are_those_of_each_run_alone(model: Model, cache_mode: CacheMode) -> None:
-    plan = plan_runs(PROMPTS, (0.3, 0.9), n_switching=2)
+    plan = plan_runs(PROMPTS, (0.3, 0.9), n_switching=2, ignore_eos=True)
 
     def recorded(concurrency: int) -> list[list[RecordedStep]]:
-        recorder = Recorder(
-            model, "m", cache=cache_mode, block_length=8, concurrency=concurrency, ignore_eos=True
-        )
+        recorder = Recorder(model, "m", cache=cache_mode, block_length=8, concurrency=concurrency)
         return list(recorder.record(plan))
 
     runs = recorded(4)
@@ -101,8 +121,8 @@ def test_prompts_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt_ids": [1, 2], "more": 0}\n\n{"prompt_ids": [], "n_output": 9}\n')
     assert read_prompts(path, n_output=64) == [
-        Prompt(prompt_id="1", prompt_ids=[1, 2], n_output=64),
-        Prompt(prompt_id="3", prompt_ids=[], n_output=9),
+        Prompt(prompt_id=prompt_digest([1, 2]), prompt_ids=[1, 2], n_output=64),
+        Prompt(prompt_id=prompt_digest([]), prompt_ids=[], n_output=9),
     ]
 
 
@@ -111,7 +131,6 @@ def test_prompts_of_a_file(tmp_path: Path) -> None:
     [
         ('{"prompt": "text"}\n', "line 1 has no prompt_ids; .*dilaserve tokenize"),
         ('{"prompt_ids": [1]}\n{"prompt_ids": [-1]}\n', r"line 2: .*`\$.prompt_ids"),
-        ('{"prompt_ids": [1], "prompt_id": "a"}\n' * 2, "a prompt_id stands twice"),
     ],
 )
 def test_what_is_no_prompt_is_told(tmp_path: Path, text: str, words: str) -> None:
@@ -151,9 +170,31 @@ def test_the_command_goes_on_where_it_was(tmp_path: Path, arguments: list[object
     assert 0 < n_before < 32
     assert invoke(*arguments, "--out", halved).exit_code == 0
     assert without_time(read_runs([halved])) == without_time(read_runs([whole]))
-    assert (
-        invoke(*arguments, "--out", halved).output == f"{halved} has 32 runs, 0 steps of them new\n"
-    )
+    again = invoke(*arguments, "--out", halved)
+    assert again.output == f"{halved} has 32 runs, 0 of them new (0 steps)\n"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [["--output-len", 12], ["--seed", 1], ["--thresholds", "0.55"], ["--last-switch", 99], None],
+)
+def test_what_the_file_has_not_is_added(
+    tmp_path: Path, arguments: list[object], changes: list[object] | None
+) -> None:
+    """`None`: other prompts, and without --ignore-eos."""
+    out = tmp_path / "steps.jsonl"
+    few = ["--switching", 1, "--out", out]
+    assert invoke(*arguments, *few).exit_code == 0
+    before = complete_runs(out)
+    if changes is None:
+        other = tmp_path / "other.jsonl"
+        other.write_text('{"prompt_ids": [50, 51, 52]}\n')
+        arguments = [other, *arguments[1:-1]]
+    result = invoke(*arguments, *few, *(changes or []))
+    assert result.exit_code == 0, result.output
+    new = complete_runs(out) - before
+    assert before < complete_runs(out)
+    assert f"has {len(complete_runs(out))} runs, {len(new)} of them new" in result.output
 
 
 def test_interrupted_it_keeps_what_it_has(
@@ -175,8 +216,8 @@ def test_interrupted_it_keeps_what_it_has(
     assert len(complete_runs(out)) == 7
 
 
-@pytest.mark.parametrize("changes", [["--model-name", "n"], ["--output-len", 12], ["--block", 4]])
-def test_runs_of_other_sizes_are_not_taken_for_its_own(
+@pytest.mark.parametrize("changes", [["--model-name", "n"], ["--cache", "none"], ["--block", 4]])
+def test_runs_that_nobody_could_tell_apart_are_not_mixed(
     tmp_path: Path, arguments: list[object], changes: list[object]
 ) -> None:
     out = tmp_path / "out.jsonl"

@@ -7,6 +7,8 @@ left out, and cut off when the file is written on.
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +16,7 @@ from types import TracebackType
 import msgspec
 
 from dilaserve.errors import DiLaServeError
-from dilaserve.messages import ConfidenceStats, Count, FinishReason, StepKind
+from dilaserve.messages import CacheMode, ConfidenceStats, Count, FinishReason, StepKind
 
 __all__ = [
     "RecordedStep",
@@ -22,6 +24,7 @@ __all__ = [
     "StepWriter",
     "complete_runs",
     "is_complete",
+    "prompt_digest",
     "read_runs",
     "read_steps",
 ]
@@ -60,6 +63,13 @@ class RecordedStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Of the pass that ran the step."""
     finish_reason: FinishReason | None = None
     """Set by the last step of a run, and by no other."""
+    cache_mode: CacheMode | None = None
+    """None where it was not noted: steps that were served, and older files."""
+
+
+def prompt_digest(prompt_ids: Sequence[int]) -> str:
+    """A name of a prompt that only the same token ids have."""
+    return hashlib.sha256(array("i", prompt_ids).tobytes()).hexdigest()[:16]
 
 
 class StepWriter:

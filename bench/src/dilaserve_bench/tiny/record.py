@@ -13,7 +13,7 @@ import argparse
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -76,13 +76,8 @@ def uneven_cases(
 def plan_uneven(cases: Sequence[Uneven], seed: int, *, ignore_eos: bool) -> list[PlannedRun]:
     """The runs of `cases` on each of their canvases: a prompt has one id on all of them, whether
     its end is heeded or not, so that training does not part them."""
-    ending = "-on" if ignore_eos else ""
-    return [
-        replace(run, run_id=f"{run.prompt_id}-in-{n_output}{ending}/{run.run_id.split('/')[1]}")
-        for each in cases
-        for n_output in each.canvases
-        for run in recording.plan_runs([_prompt(each, n_output, seed)], seed=seed)
-    ]
+    prompts = [_prompt(each, n_output, seed) for each in cases for n_output in each.canvases]
+    return recording.plan_runs(prompts, seed=seed, ignore_eos=ignore_eos)
 
 
 def record(
@@ -91,13 +86,9 @@ def record(
     runs: Sequence[PlannedRun],
     *,
     cache: CacheMode = "dual",
-    ignore_eos: bool = False,
 ) -> Iterator[list[RecordedStep]]:
     """The steps of each run, in the order in which they end."""
-    recorder = Recorder(
-        model, model_id, cache=cache, block_length=BLOCK_LENGTH, ignore_eos=ignore_eos
-    )
-    yield from recorder.record(runs)
+    yield from Recorder(model, model_id, cache=cache, block_length=BLOCK_LENGTH).record(runs)
 
 
 def main() -> None:
@@ -107,18 +98,15 @@ def main() -> None:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(args.model)
     filled = held_out_cases(tokenizer, list(TASKS), args.problems, args.seed)
     uneven = uneven_cases(tokenizer, list(TASKS), args.uneven, args.seed)
-    plans = {
-        False: plan_runs(filled, args.seed) + plan_uneven(uneven, args.seed, ignore_eos=False),
-        True: plan_uneven(uneven[::ENDS_PER_IGNORED], args.seed, ignore_eos=True),
-    }
+    plan = plan_runs(filled, args.seed)
+    plan += plan_uneven(uneven, args.seed, ignore_eos=False)
+    plan += plan_uneven(uneven[::ENDS_PER_IGNORED], args.seed, ignore_eos=True)
     done = complete_runs(args.out)
-    model, model_id = load_model(args.model), args.model.resolve().name
+    wanted = [run for run in plan if run.run_id not in done]
     with StepWriter(args.out) as writer:
-        for ignore_eos, plan in plans.items():
-            wanted = [run for run in plan if run.run_id not in done]
-            recorded = record(model, model_id, wanted, ignore_eos=ignore_eos)
-            for steps in track(recorded, total=len(wanted), console=Console(file=sys.stderr)):
-                writer.write(steps)
+        recorded = record(load_model(args.model), args.model.resolve().name, wanted)
+        for steps in track(recorded, total=len(wanted), console=Console(file=sys.stderr)):
+            writer.write(steps)
 
 
 def _uneven(tokenizer: PreTrainedTokenizerFast, task: str, index: int, seed: int) -> Uneven:

@@ -32,18 +32,16 @@ def tokenize(
     """Turn prompts into token ids for `dilaserve record`."""
     served = load_model(model)
     lines = [
-        msgspec.json.encode(
-            {"prompt_id": str(number), "prompt_ids": _ids(served, text, no_template)}
-        )
-        for number, text in _texts(prompts, field)
+        msgspec.json.encode({"prompt_ids": _ids(served, text, no_template)})
+        for text in _texts(prompts, field)
     ]
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(b"".join(line + b"\n" for line in lines))
     typer.echo(f"{out} has {len(lines)} prompts")
 
 
-def _texts(path: Path, field: str) -> Iterator[tuple[int, str]]:
-    """Line numbers and texts. Raises InvalidRequestError, naming the line."""
+def _texts(path: Path, field: str) -> Iterator[str]:
+    """Raises InvalidRequestError, naming the line."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -52,7 +50,7 @@ def _texts(path: Path, field: str) -> Iterator[tuple[int, str]]:
         ) from error
     for number, line in enumerate(data.splitlines(), 1):
         if line.strip():
-            yield number, _text(path, number, line, field)
+            yield _text(path, number, line, field)
 
 
 def _text(path: Path, number: int, line: bytes, field: str) -> str:

@@ -69,40 +69,37 @@ def record(
         n_switching=switching,
         last_switch=last_switch,
         seed=seed,
+        ignore_eos=ignore_eos,
     )
-    missing = _missing(out, planned, model_name or model.resolve().name, block)
+    model_id = model_name or model.resolve().name
+    done = _done(out, model_id, block, cache)
     recorder = Recorder(
         load_model(model, device=choose_device(device), dtype=choose_dtype(dtype)),
-        model_name or model.resolve().name,
+        model_id,
         cache=cache,
         block_length=block,
         concurrency=concurrency,
-        ignore_eos=ignore_eos,
     )
-    _write(recorder, missing, len(planned), out)
+    _write(recorder, planned, done, out)
 
 
-def _missing(
-    out: Path, planned: list[PlannedRun], model_id: str, block_length: int
-) -> list[PlannedRun]:
-    """Those that the file has not. Raises RecordingError if what it has is not what is planned: a
-    run goes by the name of its prompt, whatever its model and sizes."""
-    n_output = {run.run_id: run.prompt.n_output for run in planned}
+def _done(out: Path, model_id: str, block_length: int, cache: CacheMode) -> set[str]:
+    """Runs that the file has from start to end. Raises RecordingError where it has some that new
+    ones cannot stand beside: nobody who reads it could tell them apart."""
     runs = read_runs([out]) if out.exists() else []
     for first, *_ in runs:
-        kept = first.model_id, first.block_length, first.n_output
-        wanted = model_id, block_length, n_output.get(first.run_id, first.n_output)
-        if kept != wanted:
+        kept = first.model_id, first.block_length, first.cache_mode or cache
+        if kept != (model_id, block_length, cache):
             raise RecordingError(
-                f"steps {out}: run {first.run_id} is of model, block and length {kept}, not of "
-                f"{wanted}; give another --out"
+                f"steps {out}: run {first.run_id} is of model, block and cache {kept}, not of "
+                f"{(model_id, block_length, cache)}; give another --out"
             )
-    done = {run[0].run_id for run in runs if is_complete(run)}
-    return [run for run in planned if run.run_id not in done]
+    return {run[0].run_id for run in runs if is_complete(run)}
 
 
-def _write(recorder: Recorder, runs: list[PlannedRun], n_planned: int, out: Path) -> None:
-    n_done, n_steps = n_planned - len(runs), 0
+def _write(recorder: Recorder, planned: list[PlannedRun], done: set[str], out: Path) -> None:
+    runs = [run for run in planned if run.run_id not in done]
+    n_done, n_steps = len(planned) - len(runs), 0
     columns = TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     console = Console(stderr=True)
     try:
@@ -110,15 +107,17 @@ def _write(recorder: Recorder, runs: list[PlannedRun], n_planned: int, out: Path
             StepWriter(out) as writer,
             Progress(*columns, console=console, disable=not console.is_terminal) as progress,
         ):
-            task = progress.add_task("runs", total=n_planned, completed=n_done)
+            task = progress.add_task("runs", total=len(planned), completed=n_done)
             for steps in recorder.record(runs):
                 writer.write(steps)
                 n_done, n_steps = n_done + 1, n_steps + len(steps)
                 progress.advance(task)
     except KeyboardInterrupt:
-        typer.echo(f"interrupted: {out} has {n_done} of {n_planned} runs; the same command goes on")
+        typer.echo(
+            f"interrupted: {out} has {n_done} of {len(planned)} runs; the same command goes on"
+        )
         raise typer.Exit(130) from None
-    typer.echo(f"{out} has {n_done} runs, {n_steps} steps of them new")
+    typer.echo(f"{out} has {len(done) + len(runs)} runs, {len(runs)} of them new ({n_steps} steps)")
 
 
 def _parse_thresholds(text: str) -> list[float]:

@@ -16,7 +16,7 @@ import msgspec
 
 from dilaserve.errors import InvalidRequestError
 from dilaserve.messages import CacheMode, Count, TokenId
-from dilaserve.recording import RecordedStep
+from dilaserve.recording import RecordedStep, prompt_digest
 from dilaserve.store.records import MASKED, DecodingSpec
 from dilaserve_gpu_worker.engine.engine import Engine
 from dilaserve_gpu_worker.engine.kv_pool import PAGE_TOKENS
@@ -35,7 +35,7 @@ WITHOUT_END = 2**31
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A prompt in token ids, and the length of its output."""
+    """A prompt in token ids, and the length of its output. Training splits by `prompt_id`."""
 
     prompt_id: str
     prompt_ids: list[TokenId]
@@ -46,9 +46,16 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class PlannedRun:
     """One denoising of a prompt: the thresholds of its first steps; the last is kept to the end."""
 
-    run_id: str
     prompt: Prompt
     thresholds: tuple[float, ...]
+    ignore_eos: bool = False
+
+    @property
+    def run_id(self) -> str:
+        """What it does: the same for the same tokens, length, ending and thresholds only."""
+        length = f"{self.prompt.n_output}{'-on' if self.ignore_eos else ''}"
+        history = ",".join(f"{threshold:g}" for threshold in self.thresholds)
+        return f"{prompt_digest(self.prompt.prompt_ids)}/{length}/{history}"
 
     @property
     def prompt_id(self) -> str:
@@ -69,8 +76,8 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def read_prompts(path: Path, *, n_output: int) -> list[Prompt]:
-    """Prompts of a file of JSON lines: `prompt_ids`, and where they differ from the line's number
-    and `n_output`, `prompt_id` and `n_output`. Raises InvalidRequestError, naming the line."""
+    """Prompts of a file of JSON lines: `prompt_ids`, and where it differs `n_output`; `prompt_id`
+    where prompts belong together. Raises InvalidRequestError, naming the line."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -82,9 +89,6 @@ def read_prompts(path: Path, *, n_output: int) -> list[Prompt]:
     ]
     if not prompts:
         raise InvalidRequestError(f"prompts {path} holds none; give a file of JSON lines")
-    ids = {prompt.prompt_id for prompt in prompts}
-    if len(ids) < len(prompts):
-        raise InvalidRequestError(f"prompts {path}: a prompt_id stands twice; make them differ")
     return prompts
 
 
@@ -95,14 +99,17 @@ def plan_runs(
     n_switching: int = N_SWITCHING,
     last_switch: int = LAST_SWITCH,
     seed: int = 0,
+    ignore_eos: bool = False,
 ) -> list[PlannedRun]:
     """Every prompt at each threshold, then `n_switching` times at changing ones: chosen at random
-    for up to `last_switch` steps. The same for the same prompt, whatever others there are."""
-    return [
-        PlannedRun(f"{prompt.prompt_id}/{name}", prompt, history)
+    for up to `last_switch` steps. The same for the same prompt, whatever others there are; what
+    would be the same run again is left out."""
+    runs = [
+        PlannedRun(prompt, history, ignore_eos)
         for prompt in prompts
-        for name, history in _histories(prompt, thresholds, n_switching, last_switch, seed)
+        for history in _histories(prompt, thresholds, n_switching, last_switch, seed)
     ]
+    return list({run.run_id: run for run in runs}.values())
 
 
 class Recorder:
@@ -117,14 +124,12 @@ class Recorder:
         cache: CacheMode = "dual",
         block_length: int = 32,
         concurrency: int = 16,
-        ignore_eos: bool = False,
     ) -> None:
         self._model = model
         self._model_id = model_id
         self._cache: CacheMode = cache
         self._block_length = block_length
         self._concurrency = concurrency
-        self._ignore_eos = ignore_eos
 
     def record(self, runs: Sequence[PlannedRun]) -> Iterator[list[RecordedStep]]:
         """All steps of each run, as soon as it is done. Raises NeverFitsError and
@@ -166,7 +171,7 @@ class Recorder:
             n_output=prompt.n_output,
             block_length=self._block_length,
             seed=0,
-            ignore_eos=self._ignore_eos,
+            ignore_eos=run.ignore_eos,
         )
         credit = Credit(run.threshold(1), WITHOUT_END)
         canvas = [MASKED] * prompt.n_output
@@ -188,6 +193,7 @@ class Recorder:
             confidence=step.stats,
             latency_ms=latency_ms,
             finish_reason=step.finish_reason,
+            cache_mode=self._cache,
         )
 
 
@@ -202,7 +208,7 @@ def _to_prompt(path: Path, number: int, line: bytes, n_output: int) -> Prompt:
             "`dilaserve tokenize`"
         )
     return Prompt(
-        prompt_id=given.prompt_id or str(number),
+        prompt_id=given.prompt_id or prompt_digest(given.prompt_ids),
         prompt_ids=given.prompt_ids,
         n_output=given.n_output or n_output,
     )
@@ -210,11 +216,11 @@ def _to_prompt(path: Path, number: int, line: bytes, n_output: int) -> Prompt:
 
 def _histories(
     prompt: Prompt, thresholds: Sequence[float], n_switching: int, last_switch: int, seed: int
-) -> Iterator[tuple[str, tuple[float, ...]]]:
-    """Names and thresholds of the runs of a prompt."""
+) -> Iterator[tuple[float, ...]]:
+    """Thresholds of the runs of a prompt."""
     for threshold in thresholds:
-        yield f"{threshold:g}", (threshold,)
+        yield (threshold,)
     chance = random.Random(f"{seed}/{prompt.prompt_id}")
-    for number in range(n_switching):
+    for _ in range(n_switching):
         n_steps = chance.randint(2, max(2, last_switch))
-        yield f"switch-{number}", tuple(chance.choice(thresholds) for _ in range(n_steps))
+        yield tuple(chance.choice(thresholds) for _ in range(n_steps))

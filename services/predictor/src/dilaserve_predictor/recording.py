@@ -6,16 +6,14 @@ request has ended. Requests whose results did not all arrive are left out, as ar
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dilaserve.errors import StoreUnavailableError
 from dilaserve.messages import StepItemResult
-from dilaserve.recording import RecordedStep, StepWriter
+from dilaserve.recording import RecordedStep, StepWriter, prompt_digest
 from dilaserve.store import Store
 from dilaserve.store.records import NewRequest
 
@@ -116,7 +114,7 @@ class TrafficRecorder:
 def _recorded(request: NewRequest, item: StepItemResult, latency_ms: float) -> RecordedStep:
     return RecordedStep(
         model_id=request.model_id,
-        prompt_id=hashlib.sha256(array("i", request.prompt).tobytes()).hexdigest()[:16],
+        prompt_id=prompt_digest(request.prompt),
         run_id=item.request_id,
         n_output=request.spec.n_output,
         block_length=request.spec.block_length,
