@@ -248,12 +248,19 @@ class WorkerService:
                 self.stop(command.reason or "stop command")
 
     async def _beat(self) -> None:
+        """As long as the engine's process runs, too: without it nothing goes on here."""
+        was_there = True
         while True:
-            await self._reports.heartbeat(
-                applied=self._applied,
-                n_free_kv_tokens=self._engine.n_free_kv_tokens,
-                holds=self._holdings.report(),
-            )
+            is_there = self._engine.ping()
+            if is_there:
+                await self._reports.heartbeat(
+                    applied=self._applied,
+                    n_free_kv_tokens=self._engine.n_free_kv_tokens,
+                    holds=self._holdings.report(),
+                )
+            if is_there != was_there:
+                log.warning("the engine's process %s", "is back" if is_there else "does not answer")
+            was_there = is_there
             await asyncio.sleep(self._heartbeat_s)
 
     def _card(self) -> ServiceCard:

@@ -53,7 +53,7 @@ from dilaserve_gpu_worker.engine.types import (
 )
 from dilaserve_gpu_worker.engine.validate import Limits
 from dilaserve_gpu_worker.host.loop import EngineLoop, Orders
-from dilaserve_gpu_worker.host.orders import Lost, Report
+from dilaserve_gpu_worker.host.orders import Lost, Order, Ping, Pong, Report
 from dilaserve_gpu_worker.host.port import EnginePort
 from dilaserve_gpu_worker.service import WorkerService
 
@@ -160,8 +160,15 @@ def _unmask(s: Scripted, token: int) -> StepOutput:
 def hosted(engine: Any, crash: CrashPoints) -> EnginePort:
     """The engine in a thread of its own, which ends with its orders."""
     orders: Orders = SimpleQueue()
-    port = EnginePort(engine.limits, orders.put)
     loop = asyncio.get_running_loop()
+
+    def send(given: Sequence[Order] | Ping) -> None:
+        if isinstance(given, Ping):
+            port.heard(Pong())
+        else:
+            orders.put(given)
+
+    port = EnginePort(engine.limits, send)
 
     def say(report: Report) -> None:
         with suppress(RuntimeError):  # the test has ended

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from dilaserve import subjects
 from dilaserve.bus.nats import connect_nats
 from dilaserve.embedded import start_nats, start_valkey
 from dilaserve.messages import (
+    Heartbeat,
     InstanceDown,
     InstanceUp,
     StepCommand,
@@ -71,6 +73,14 @@ class Cluster:
             await asyncio.sleep(0.02)
             ups = [e for e in self.events if isinstance(e, InstanceUp) and e.info.name == name]
         return ups[-1]
+
+    async def until_beats(self, condition: Callable[[int], bool], *, within_s: float) -> None:
+        """Wait for a time of `within_s` whose number of heartbeats is as wanted."""
+        n_new = n_beats = -1
+        while n_beats < 0 or not condition(n_new):
+            n_beats = sum(isinstance(event, Heartbeat) for event in self.events)
+            await asyncio.sleep(within_s)
+            n_new = sum(isinstance(event, Heartbeat) for event in self.events) - n_beats
 
     async def submit(self, request_id: str, owner: str) -> None:
         request = NewRequest(
@@ -214,6 +224,24 @@ async def test_an_engine_ends_with_its_instance(cluster, how):
         _, log = await asyncio.wait_for(process.communicate(), 10)
         assert process.returncode == (0 if how == "SIGTERM" else -signal.SIGKILL), log.decode()
         engine.wait(5)
+
+
+async def test_an_instance_beats_only_while_its_engine_runs(cluster, expected):
+    """So that a scheduler moves what an engine holds that was stopped, as if all had been."""
+    async with cluster.worker(DILASERVE_HEARTBEAT_MS="50") as process:
+        info = (await cluster.joined("w1")).info
+        [engine] = psutil.Process(process.pid).children()
+        engine.suspend()
+        await cluster.until_beats(lambda n_new: n_new == 0, within_s=0.5)
+        engine.resume()
+        await cluster.until_beats(lambda n_new: n_new > 2, within_s=0.5)
+        await cluster.submit("r", info.instance_id)
+        assert await cluster.done("r") == expected
+        process.terminate()
+        _, log = await asyncio.wait_for(process.communicate(), 10)
+        assert process.returncode == 0, log.decode()
+    assert b"the engine's process does not answer" in log
+    assert b"the engine's process is back" in log
 
 
 async def test_a_stop_while_the_model_loads_is_clean(cluster):

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from functools import partial
 from queue import SimpleQueue
 from typing import IO
 
@@ -26,7 +27,7 @@ from dilaserve_gpu_worker.engine.engine import Engine
 from dilaserve_gpu_worker.engine.types import EngineLostError
 from dilaserve_gpu_worker.frames import read_frame, write_frame
 from dilaserve_gpu_worker.host.loop import EngineLoop, Orders
-from dilaserve_gpu_worker.host.orders import Lost, Order, Ready, Report
+from dilaserve_gpu_worker.host.orders import Lost, Order, Ping, Pong, Ready, Report
 from dilaserve_gpu_worker.loading import graphs_of, load_engine, start_ranks, use_cores
 from dilaserve_gpu_worker.settings import WorkerSettings
 
@@ -60,7 +61,8 @@ def _serve(say: Callable[[Report], None]) -> None:
         loop.warm_up(settings.block_length)
         say(Ready(info=info, limits=engine.limits, words=_words(settings, engine, info)))
         gc.freeze()  # what has been imported and loaded stays: never look through it again
-        threading.Thread(target=_listen, args=(sys.stdin.buffer, orders), daemon=True).start()
+        listening = partial(_listen, sys.stdin.buffer, orders, say)
+        threading.Thread(target=listening, daemon=True).start()
         if ranks is not None:
             ranks.watch(lambda error: say(Lost(reason=str(error))))
         loop.run()
@@ -87,10 +89,15 @@ def _speaker(pipe: IO[bytes]) -> Callable[[Report], None]:
     return say
 
 
-def _listen(pipe: IO[bytes], orders: Orders) -> None:
-    decoder = msgspec.msgpack.Decoder(list[Order])
-    while (data := read_frame(pipe)) is not None:
-        orders.put(decoder.decode(data))
+def _listen(pipe: IO[bytes], orders: Orders, say: Callable[[Report], None]) -> None:
+    decoder = msgspec.msgpack.Decoder(list[Order] | Ping)
+    with suppress(BrokenPipeError):  # then no orders come either
+        while (data := read_frame(pipe)) is not None:
+            match decoder.decode(data):
+                case Ping():
+                    say(Pong())
+                case given:
+                    orders.put(given)
     orders.put(None)
 
 

@@ -19,6 +19,8 @@ __all__ = [
     "Lost",
     "Order",
     "PassDone",
+    "Ping",
+    "Pong",
     "Ready",
     "Remove",
     "Report",
@@ -66,6 +68,14 @@ class End(_Message, frozen=True):
 Order = Add | SetCredit | Limit | Remove | Allow | End
 
 
+class Ping(_Message, frozen=True):
+    """Instead of orders: say at once whether the process runs, in the middle of a pass, too."""
+
+
+class Pong(_Message, frozen=True):
+    """It does."""
+
+
 class Ready(_Message, frozen=True, kw_only=True):
     """The model is loaded and has run."""
 
@@ -100,4 +110,4 @@ class Ended(_Message, frozen=True):
     """The last pass has ended, and its report stands before this one."""
 
 
-Report = Ready | PassDone | Idle | Lost | Ended
+Report = Ready | PassDone | Idle | Lost | Ended | Pong

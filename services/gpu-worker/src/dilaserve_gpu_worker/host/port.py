@@ -24,6 +24,7 @@ from dilaserve_gpu_worker.host.orders import (
     Lost,
     Order,
     PassDone,
+    Ping,
     Remove,
     Report,
     SetCredit,
@@ -31,12 +32,15 @@ from dilaserve_gpu_worker.host.orders import (
 
 __all__ = ["EnginePort"]
 
+N_SILENT = 4
+"""Unanswered pings after which an engine counts as silent."""
+
 
 class EnginePort:
-    """Belongs to the running event loop. `send` takes orders; those of one turn of the loop go
-    together. `limits` are what the engine has room for when it is empty."""
+    """Belongs to the running event loop. `send` takes pings, and orders; those of one turn of the
+    loop go together. `limits` are what the engine has room for when it is empty."""
 
-    def __init__(self, limits: Limits, send: Callable[[Sequence[Order]], None]) -> None:
+    def __init__(self, limits: Limits, send: Callable[[Sequence[Order] | Ping], None]) -> None:
         self._limits = limits
         self._send = send
         self._loop = asyncio.get_running_loop()
@@ -47,6 +51,7 @@ class EnginePort:
         """Which order added a request."""
         self._passes: deque[PassDone] = deque()
         self._lost: EngineLostError | None = None
+        self._n_pings = 0
         self.has_ended = False
         """Whether no more passes come."""
         self.n_free_kv_tokens = limits.n_kv_tokens or 0
@@ -85,6 +90,12 @@ class EnginePort:
         """Let no more passes run; `has_ended` tells when the one under way has come back."""
         self._put(End())
 
+    def ping(self) -> bool:
+        """Ask whether its process runs; False when the last few times brought no answer."""
+        self._n_pings += 1
+        self._send(Ping())
+        return self._n_pings <= N_SILENT
+
     def _put(self, order: Order) -> None:
         if not self._waiting:
             self._loop.call_soon(self._flush)
@@ -99,6 +110,7 @@ class EnginePort:
 
     def heard(self, report: Report) -> None:
         """The engine has said something."""
+        self._n_pings = 0
         match report:
             case PassDone():
                 self._passes.append(report)

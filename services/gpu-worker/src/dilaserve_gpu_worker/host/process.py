@@ -15,7 +15,7 @@ import msgspec
 from dilaserve.embedded import die_with_parent
 from dilaserve.errors import DiLaServeError
 from dilaserve_gpu_worker.frames import LENGTH, frame
-from dilaserve_gpu_worker.host.orders import Lost, Order, Ready, Report
+from dilaserve_gpu_worker.host.orders import Lost, Order, Ping, Ready, Report
 from dilaserve_gpu_worker.host.port import EnginePort
 
 __all__ = ["EngineNotStartedError", "EngineProcess", "engine_process"]
@@ -66,7 +66,7 @@ class EngineProcess:
         if not port.has_ended:
             port.heard(Lost(reason=f"the engine's process has ended ({await self._words()})"))
 
-    def send(self, orders: Sequence[Order]) -> None:
+    def send(self, orders: Sequence[Order] | Ping) -> None:
         """Without waiting. What a process that has ended does not get is no loss."""
         if not self._orders.is_closing():
             self._orders.write(frame(orders))
