@@ -38,6 +38,15 @@ def test_a_prompt_is_tokenized_as_a_users_message(tmp_path: Path) -> None:
     assert len(lines) == 2
 
 
+def test_the_model_is_found_as_by_the_other_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in.jsonl").write_text('{"prompt": "Echo abc"}\n')
+    monkeypatch.setenv("DILASERVE_MODEL", str(TINY))
+    result = invoke(tmp_path / "in.jsonl", "--out", tmp_path / "out.jsonl")
+    assert "has 1 prompts" in result.output
+
+
 def test_the_field_can_be_named_and_the_template_left_out(tmp_path: Path) -> None:
     text = '{"turns": ["first", "second"]}\n'
     [line] = written(tmp_path, text, "--field", "turns", "--no-template")

@@ -73,6 +73,15 @@ def test_denoise_ignores_eos_unless_told(make_folder: MakeFolder) -> None:
     assert len(stopped) == 24
 
 
+def test_denoise_finds_the_model_as_the_other_commands_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DILASERVE_MODEL", str(tmp_path))
+    result = invoke(denoise, "--prompt-ids", "7", "--output-len", 8)
+    assert isinstance(result.exception, ModelFolderError)
+    assert f"model folder {tmp_path}: no config.json" in str(result.exception)
+
+
 def test_denoise_for_people(make_folder: MakeFolder) -> None:
     folder = make_folder()
     spec = DecodingSpec(n_output=8, block_length=32, seed=0, ignore_eos=True)

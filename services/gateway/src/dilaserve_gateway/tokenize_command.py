@@ -5,6 +5,7 @@ For `dilaserve record`, since the engine knows no tokenizer.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ import msgspec
 import typer
 
 from dilaserve.errors import InvalidRequestError
+from dilaserve.model_folder import find_model
 from dilaserve_gateway.model import ServedModel, load_model
 
 __all__ = ["tokenize"]
@@ -20,8 +22,11 @@ __all__ = ["tokenize"]
 
 def tokenize(
     prompts: Annotated[Path, typer.Argument(help="JSON lines that hold a prompt each.")],
-    model: Annotated[Path, typer.Option(help="Model folder in Hugging Face's layout.")],
     out: Annotated[Path, typer.Option(help="File of JSON lines with prompt_ids.")],
+    model: Annotated[
+        Path | None,
+        typer.Option(help="Model folder; default: DILASERVE_MODEL, or the bundled one."),
+    ] = None,
     field: Annotated[
         str, typer.Option(help="Field of the text; the first text, where it is a list.")
     ] = "prompt",
@@ -30,7 +35,7 @@ def tokenize(
     ] = False,
 ) -> None:
     """Turn prompts into token ids for `dilaserve record`."""
-    served = load_model(model)
+    served = load_model(model or find_model(None, os.environ))
     lines = [
         msgspec.json.encode({"prompt_ids": _ids(served, text, no_template)})
         for text in _texts(prompts, field)

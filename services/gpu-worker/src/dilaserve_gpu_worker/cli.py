@@ -32,9 +32,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def denoise(
-    model: Annotated[Path, typer.Option(help="Model folder in Hugging Face's layout.")],
     prompt_ids: Annotated[str, typer.Option(help="Token ids of the prompt, such as 1,2,3.")],
     output_len: Annotated[int, typer.Option(min=1, help="Length of the canvas in tokens.")],
+    model: Annotated[
+        Path | None,
+        typer.Option(help="Model folder; default: DILASERVE_MODEL, or the bundled one."),
+    ] = None,
     block: Annotated[int, typer.Option(min=1, help="Tokens in a block.")] = 32,
     threshold: Annotated[
         float | None,
@@ -57,7 +60,7 @@ def denoise(
         raise typer.BadParameter("--threshold and --quota exclude each other; give one of them")
     if threshold is not None and not 0 <= threshold <= 1:
         raise typer.BadParameter(f"--threshold {threshold} is not from 0 to 1; use for example 0.9")
-    prompt = _parse_ids(prompt_ids)
+    prompt, folder = _parse_ids(prompt_ids), model or find_model(None, os.environ)
     import torch
 
     from dilaserve_gpu_worker.device import choose_device, choose_dtype
@@ -66,7 +69,7 @@ def denoise(
 
     torch.set_num_threads(threads)
     answer = denoise_alone(
-        load_model(model, device=choose_device(device), dtype=choose_dtype(dtype)),
+        load_model(folder, device=choose_device(device), dtype=choose_dtype(dtype)),
         prompt,
         DecodingSpec(n_output=output_len, block_length=block, seed=0, ignore_eos=not stop_at_eos),
         cache_mode=cache,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dilaserve.messages import CacheMode
+from dilaserve.model_folder import find_model
 from dilaserve.recording import RecordingError, StepWriter, is_complete, read_runs
 
 if TYPE_CHECKING:
@@ -19,6 +21,9 @@ __all__ = ["record"]
 
 Prompts = Annotated[
     Path, typer.Argument(help="JSON lines with prompt_ids; see `dilaserve tokenize`.")
+]
+Model = Annotated[
+    Path | None, typer.Option(help="Model folder; default: DILASERVE_MODEL, or the bundled one.")
 ]
 Switching = Annotated[
     int, typer.Option(min=0, help="Runs of each prompt whose threshold changes on the way.")
@@ -32,8 +37,8 @@ Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 
 def record(
     prompts: Prompts,
-    model: Annotated[Path, typer.Option(help="Model folder in Hugging Face's layout.")],
     out: Annotated[Path, typer.Option(help="File of recorded steps; what it has is kept.")],
+    model: Model = None,
     model_name: Annotated[
         str, typer.Option(help="The model's id in the API; default: the folder's name.")
     ] = "",
@@ -56,6 +61,8 @@ def record(
 ) -> None:
     """Denoise prompts under every threshold and record the steps. Interrupted, it can go on."""
     candidates = _parse_thresholds(thresholds)
+    folder = (model or find_model(None, os.environ)).resolve()
+    model_id = model_name or folder.name
     import torch
 
     from dilaserve_gpu_worker.device import choose_device, choose_dtype
@@ -65,21 +72,14 @@ def record(
     torch.set_num_threads(threads)
     planned = plan_runs(
         read_prompts(prompts, n_output=output_len),
-        candidates,
-        n_switching=switching,
-        last_switch=last_switch,
-        seed=seed,
+        candidates, n_switching=switching, last_switch=last_switch, seed=seed,
         ignore_eos=ignore_eos,
-    )
-    model_id = model_name or model.resolve().name
+    )  # fmt: skip
     done = _done(out, model_id, block, cache)
     recorder = Recorder(
-        load_model(model, device=choose_device(device), dtype=choose_dtype(dtype)),
-        model_id,
-        cache=cache,
-        block_length=block,
-        concurrency=concurrency,
-    )
+        load_model(folder, device=choose_device(device), dtype=choose_dtype(dtype)),
+        model_id, cache=cache, block_length=block, concurrency=concurrency,
+    )  # fmt: skip
     _write(recorder, planned, done, out)
 
 
