@@ -1,8 +1,8 @@
 """Throughput of the whole stack against the bare engine loop, on the same requests.
 
-`make bench`. The bare loop and the workers run on core 0, a worker with its NATS and Redis clients
-included; servers, scheduler, gateway and the clients that read the streams run on core 1. Rounds
-alternate between the bare loop and the stacks within one run, so that only ratios are compared.
+`make bench`. The bare loop and the workers' engines run on core 0; all else runs on core 1: the
+workers' other halves with their NATS and Redis clients, servers, scheduler, gateway and the clients
+that read the streams. Rounds alternate between the bare loop and the stacks within one run, so that only ratios are compared.
 Both keep the same number of requests going: where one ends, the next one starts.
 """
 

@@ -1,6 +1,6 @@
 """Tensor parallelism: one process per rank, each with its slice of the model (DESIGN section 6).
 
-Rank 0 is the worker's process and decides everything. The other ranks, its children, compute the
+Rank 0 is the engine's process and decides everything. The other ranks, its children, compute the
 batches that it sends them; what it decided comes to them as the tokens of the next batch.
 """
 
