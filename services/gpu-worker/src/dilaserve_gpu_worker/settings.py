@@ -56,7 +56,7 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
         int, "size of the KV pool in tokens; 0: sized from free memory", NOT_NEGATIVE
     ] = 0
     threads: Annotated[int, "torch threads of one process", AT_LEAST_ONE] = 1
-    cpu_affinity: Annotated[str, "cores to run on, such as 0 or 0,1; empty: any"] = ""
+    cpu_affinity: Annotated[str, "cores that the engine runs on, such as 0 or 0,1; empty: any"] = ""
     heartbeat_ms: Annotated[int, "time between two heartbeats", AT_LEAST_ONE] = 250
     start_timeout_s: Annotated[
         float, "how long to wait for NATS and Redis at the start", NOT_NEGATIVE
