@@ -59,6 +59,7 @@ class Products(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
+        name = "linear" if name == "_linear_pointwise" else name  # with packed matrices
         if name in ("linear", "mm", "addmm", "bmm") or "scaled_dot_product" in name:
             shapes = [tuple(a.shape) for a in args if isinstance(a, torch.Tensor)]
             self.seen[name, tuple(shapes)] += 1

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from dilaserve_gpu_worker.models.model import Model
+from dilaserve_gpu_worker.models.products import packing_pays
 from dilaserve_gpu_worker.weights import load_model
 
 GOLDEN = Path(__file__).parents[4] / "shared" / "golden"
@@ -106,15 +107,23 @@ def dream_folder() -> Path:
     return golden("dream-gqa")
 
 
-@pytest.fixture(scope="session")
-def golden_model(golden_folder: Path) -> Model:
-    return load_model(golden_folder)
+@pytest.fixture(scope="session", params=["packed", "plain"])
+def packs(request: pytest.FixtureRequest) -> bool:
+    """Whether the matrices of golden models are packed."""
+    if request.param == "packed" and not packing_pays(torch.device("cpu"), torch.float32):
+        pytest.skip("packing does not pay on this CPU, so that models are loaded plain")
+    return bool(request.param == "packed")
 
 
 @pytest.fixture(scope="session")
-def dream_model(dream_folder: Path) -> Model:
+def golden_model(golden_folder: Path, packs: bool) -> Model:
+    return load_model(golden_folder, packs=packs)
+
+
+@pytest.fixture(scope="session")
+def dream_model(dream_folder: Path, packs: bool) -> Model:
     """Four query heads over two key/value heads, shifted logits."""
-    return load_model(dream_folder)
+    return load_model(dream_folder, packs=packs)
 
 
 def golden(name: str) -> Path:

@@ -16,6 +16,7 @@ from dilaserve_gpu_worker.engine.types import Credit, EngineRequest
 from dilaserve_gpu_worker.models.model import Model
 from dilaserve_gpu_worker.models.transformer import Transformer
 from dilaserve_gpu_worker.speedups import compile_if
+from dilaserve_gpu_worker.weights import load_model
 
 FAR = 10**6
 
@@ -45,10 +46,14 @@ def course(model: Model, lengths: list[int]) -> tuple[list[Any], list[float]]:
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize("name", ["model", pytest.param("random_dream", marks=pytest.mark.slow)])
-def test_compiled_blocks_decide_the_same(name: str, request: pytest.FixtureRequest) -> None:
-    eager = request.getfixturevalue(name)
-    compiled = type(eager)(eager.config, eager._weights, eager._peers)
+@pytest.mark.parametrize(
+    "make", ["make_folder", pytest.param("make_dream_folder", marks=pytest.mark.slow)]
+)
+def test_compiled_blocks_decide_the_same(make: str, request: pytest.FixtureRequest) -> None:
+    folder = request.getfixturevalue(make)()
+    eager, compiled = (load_model(folder, packs=False) for _ in range(2))
+    assert isinstance(eager, Transformer)
+    assert isinstance(compiled, Transformer)
     compile_if("on", compiled)
     assert compiled._feed is not eager._feed
     decided, confidences = course(compiled, [3, 40, 90])  # passes of many sizes

@@ -19,7 +19,10 @@ from dilaserve_gpu_worker.models.model import Model
 
 __all__ = ["KERNELS", "Clock", "EngineRow", "Left", "measure_row", "profile_left"]
 
-KERNELS = ("::mm", "::addmm", "::bmm", "::linear", "::mkldnn_linear", "scaled_dot_product")
+KERNELS = (
+    *("::mm", "::addmm", "::bmm", "::linear", "::mkldnn_linear", "::_linear_pointwise"),
+    "scaled_dot_product",
+)
 """Operators of matrix products and attention, by the ends or parts of their names."""
 N_LEFT = 12
 

@@ -20,6 +20,7 @@ from dilaserve_gpu_worker.models.dream import Dream
 from dilaserve_gpu_worker.models.llada import LLaDA
 from dilaserve_gpu_worker.models.model import Model
 from dilaserve_gpu_worker.models.peers import Alone, Peers
+from dilaserve_gpu_worker.models.products import packed, packing_pays
 from dilaserve_gpu_worker.models.transformer import LayerWeights, Weights
 
 __all__ = ["load_model", "read_config", "shard_config", "weights_hash"]
@@ -31,9 +32,11 @@ def load_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     peers: Peers | None = None,
+    packs: bool = True,
 ) -> Model:
     """Load the model of a folder, or the slice of it that is this rank's among `peers`: no more is
-    ever copied out of the mapped files. `dtype` None: see device.default_dtype.
+    ever copied out of the mapped files. `dtype` None: see device.default_dtype. `packs`: matrices
+    are packed where that pays (see models.products).
 
     Raises ModelFolderError for a missing file, shard or tensor, a wrong shape or type, a layer too
     many, an unknown model_type or architecture, a missing mask_token_id, or sizes that the ranks
@@ -45,7 +48,7 @@ def load_model(
     shard = shard_config(config, peers.degree)
     with Checkpoint(folder) as checkpoint:
         dtype = dtype or default_dtype(device, checkpoint.dtype)
-        source = _Source(checkpoint, device, dtype, peers)
+        source = _Source(checkpoint, device, dtype, peers, packs and packing_pays(device, dtype))
         if config.model_type == "Dream":
             return Dream(shard, _dream_weights(source, config), peers)
         return LLaDA(shard, _llada_weights(source, config), peers)
@@ -77,12 +80,18 @@ class _Source:
     """Tensors of a checkpoint, checked, on the device and in the type wanted; sliced for a rank."""
 
     def __init__(
-        self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, peers: Peers
+        self,
+        checkpoint: Checkpoint,
+        device: torch.device,
+        dtype: torch.dtype,
+        peers: Peers,
+        packs: bool,
     ) -> None:
         self._checkpoint = checkpoint
         self._device = device
         self._dtype = dtype
         self._peers = peers
+        self._packs = packs
 
     def whole(self, name: str, size: int) -> Tensor:
         """A vector that every rank needs."""
@@ -99,6 +108,10 @@ class _Source:
     def stack(self, *parts: tuple[str, *tuple[int, ...]]) -> Tensor:
         """Matrices that read the same input, each split by rows, below one another."""
         return torch.cat([self.rows(*part) for part in parts])
+
+    def matrix(self, tensor: Tensor) -> Tensor:
+        """One that is multiplied with, packed if that is wanted."""
+        return packed(tensor) if self._packs else tensor
 
     def end_before(self, block: str) -> None:
         """Raises ModelFolderError where the checkpoint holds `block`, beyond config.json's last:
@@ -161,9 +174,11 @@ def _llada_weights(source: _Source, config: ModelConfig) -> Weights:
         embedding_VD=embedding_VD,
         layers=layers,
         final_norm_D=source.whole("model.transformer.ln_f.weight", d),
-        head_VD=embedding_VD
-        if config.tied_head
-        else source.rows("model.transformer.ff_out.weight", v, d),
+        head_VD=source.matrix(
+            embedding_VD
+            if config.tied_head
+            else source.rows("model.transformer.ff_out.weight", v, d)
+        ),
     )
 
 
@@ -180,7 +195,9 @@ def _dream_weights(source: _Source, config: ModelConfig) -> Weights:
         embedding_VD=embedding_VD,
         layers=[_dream_layer(source, config, index) for index in range(config.n_layers)],
         final_norm_D=source.whole("model.norm.weight", d),
-        head_VD=embedding_VD if config.tied_head else source.rows("lm_head.weight", v, d),
+        head_VD=source.matrix(
+            embedding_VD if config.tied_head else source.rows("lm_head.weight", v, d)
+        ),
     )
 
 
@@ -211,13 +228,17 @@ def _block(source: _Source, config: ModelConfig, names: _Names) -> dict[str, Ten
     n_q, n_kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
     return {
         "attn_norm_D": source.whole(f"{names.attn_norm}.weight", d),
-        "qkv_XD": source.stack(
-            (f"{names.q}.weight", n_q, d),
-            (f"{names.k}.weight", n_kv, d),
-            (f"{names.v}.weight", n_kv, d),
+        "qkv_XD": source.matrix(
+            source.stack(
+                (f"{names.q}.weight", n_q, d),
+                (f"{names.k}.weight", n_kv, d),
+                (f"{names.v}.weight", n_kv, d),
+            )
         ),
-        "attn_out_DX": source.columns(f"{names.attn_out}.weight", d, n_q),
+        "attn_out_DX": source.matrix(source.columns(f"{names.attn_out}.weight", d, n_q)),
         "ff_norm_D": source.whole(f"{names.ff_norm}.weight", d),
-        "gate_up_YD": source.stack((f"{names.gate}.weight", f, d), (f"{names.up}.weight", f, d)),
-        "down_DF": source.columns(f"{names.down}.weight", d, f),
+        "gate_up_YD": source.matrix(
+            source.stack((f"{names.gate}.weight", f, d), (f"{names.up}.weight", f, d))
+        ),
+        "down_DF": source.matrix(source.columns(f"{names.down}.weight", d, f)),
     }

@@ -38,6 +38,11 @@ class Model(Protocol):
         """Type of activations, keys and values."""
         ...
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether matrices lie as oneDNN likes them (see products)."""
+        ...
+
     def apart(self) -> Model:
         """The same on its own: it computes as much as among its ranks, but without them, and so
         nothing of worth. For trials of what a pass takes."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dilaserve_gpu_worker.models.config import ModelConfig
 from dilaserve_gpu_worker.models.peers import Peers
+from dilaserve_gpu_worker.models.products import linear
 
 
 def embed(tokens_T: Tensor, embedding_VD: Tensor, peers: Peers) -> Tensor:
@@ -30,8 +31,8 @@ def rms_norm(h_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
 
 def feed_forward(x_TD: Tensor, gate_up_YD: Tensor, down_DF: Tensor) -> Tensor:
     """SwiGLU; `gate_up_YD` holds the rows of the gate, then those of the other factor."""
-    gate_TF, up_TF = F.linear(x_TD, gate_up_YD).chunk(2, dim=-1)
-    return F.linear(F.silu(gate_TF).mul_(up_TF), down_DF)
+    gate_TF, up_TF = linear(x_TD, gate_up_YD).chunk(2, dim=-1)
+    return linear(F.silu(gate_TF).mul_(up_TF), down_DF)
 
 
 class Project(Protocol):
@@ -74,7 +75,7 @@ def project_qkv(
     n_kv: int,
 ) -> tuple[Tensor, Tensor]:
     """From residuals to what attention wants: rotated queries, then keys, T(H+G)A, and values."""
-    qkv_TX = F.linear(rms_norm(h_TD, norm_D, eps), qkv_XD, qkv_bias_X)
+    qkv_TX = linear(rms_norm(h_TD, norm_D, eps), qkv_XD, qkv_bias_X)
     qkv_TXA = qkv_TX.view(len(h_TD), n_q + 2 * n_kv, -1)
     qk_TXA = qkv_TXA[:, : n_q + n_kv].to(cos_T1A.dtype)
     return rotate(qk_TXA, cos_T1A, sin_T1A).to(h_TD.dtype), qkv_TXA[:, n_q + n_kv :]

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dilaserve_gpu_worker.models.config import ModelConfig
@@ -28,6 +27,7 @@ from dilaserve_gpu_worker.models.parts import (
     rotary_tables,
 )
 from dilaserve_gpu_worker.models.peers import Apart, Peers
+from dilaserve_gpu_worker.models.products import linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,8 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All weights of a rank, in the type and on the device in which the model computes."""
+    """All weights of a rank, in the type and on the device in which the model computes. All
+    matrices but the embedding may be packed (see products)."""
 
     embedding_VD: Tensor
     layers: list[LayerWeights]
@@ -82,6 +83,11 @@ class Transformer(ABC):
         """Type of activations, keys and values."""
         return self._weights.embedding_VD.dtype
 
+    @property
+    def is_packed(self) -> bool:
+        """See Model."""
+        return self._weights.head_VD.is_mkldnn
+
     def apart(self) -> Transformer:
         """See Model."""
         peers = Apart(self._peers.rank, self._peers.degree)
@@ -89,7 +95,7 @@ class Transformer(ABC):
 
     def compile(self) -> None:
         """Have torch compile all between attention and the ranks' sums, once for all layers, when
-        they first run; values may change in their last bits."""
+        they first run; values may change in their last bits. Weights must not be packed."""
         self._project, self._feed = torch.compile(self._project), torch.compile(self._feed)
 
     def hidden(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
@@ -105,11 +111,11 @@ class Transformer(ABC):
             )
             n_q = self.config.n_heads
             o_THA = attend(index, qk_TXA[:, :n_q], qk_TXA[:, n_q:], v_TGA)
-            h_TD += reduce(F.linear(o_THA.flatten(1), layer.attn_out_DX))
+            h_TD += reduce(linear(o_THA.flatten(1), layer.attn_out_DX))
             h_TD += reduce(self._feed(h_TD, layer.ff_norm_D, layer.gate_up_YD, layer.down_DF, eps))
         return h_TD
 
     def logits(self, h_ND: Tensor) -> Tensor:
         """Logits NV in fp32, one row for each of `h_ND`."""
         x_ND = rms_norm(h_ND, self._weights.final_norm_D, self.config.rms_norm_eps)
-        return self._peers.gather(F.linear(x_ND, self._weights.head_VD)).float()
+        return self._peers.gather(linear(x_ND, self._weights.head_VD)).float()
