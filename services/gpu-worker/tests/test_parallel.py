@@ -42,7 +42,7 @@ CLOSE = 1e-5
 
 @contextmanager
 def group(
-    folder: Path, degree: int, cache_mode: CacheMode = "dual"
+    folder: Path, degree: int, cache_mode: CacheMode = "dual", *, packs: bool = True
 ) -> Iterator[tuple[Engine, Ranks, Model]]:
     """An engine over `degree` ranks, rank 0 in this process."""
     mask_id = read_config(folder).mask_id
@@ -54,8 +54,9 @@ def group(
         threads=1,
         cache_mode=cache_mode,
         mask_id=mask_id,
+        packs=packs,
     ) as ranks:
-        model = load_model(folder, peers=ranks.peers)
+        model = load_model(folder, peers=ranks.peers, packs=packs)
         n_kv_tokens = ranks.join(4096)
         assert n_kv_tokens == 4096
         yield (
@@ -128,7 +129,7 @@ def request(case: dict[str, Any]) -> EngineRequest:
 
 @pytest.mark.parametrize(("name", "degree"), [("llada-mha", 2), ("llada-mha", 4), ("dream-gqa", 2)])
 def test_the_tokens_are_those_of_one_rank(
-    name: str, degree: int, golden_folder: Path, dream_folder: Path
+    name: str, degree: int, golden_folder: Path, dream_folder: Path, packs: bool
 ) -> None:
     """But where two candidates, or the threshold, lie within 1e-5; such cases are few."""
     folder = golden_folder if name == "llada-mha" else dream_folder
@@ -136,9 +137,13 @@ def test_the_tokens_are_those_of_one_rank(
     differences = []
     for cache_mode in sorted({case["mode"] for case in cases}):
         whole = Engine(
-            load_model(folder), cache_mode=cache_mode, n_kv_tokens=4096, max_batch_tokens=8192
+            load_model(folder, packs=packs),
+            cache_mode=cache_mode,
+            n_kv_tokens=4096,
+            max_batch_tokens=8192,
         )
-        with group(folder, degree, cache_mode) as (engine, _, _):
+        with group(folder, degree, cache_mode, packs=packs) as (engine, _, model):
+            assert model.is_packed == packs
             of_mode = [case for case in cases if case["mode"] == cache_mode]
             differences += [d for case in of_mode if (d := compare(whole, engine, case))]
     assert all(difference.gap < CLOSE for difference in differences)

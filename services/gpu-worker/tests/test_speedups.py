@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from dilaserve.errors import SettingsError
-from dilaserve_gpu_worker.loading import load_engine
+from dilaserve_gpu_worker import loading
+from dilaserve_gpu_worker.loading import load_engine, start_ranks
+from dilaserve_gpu_worker.models.products import packing_pays
 from dilaserve_gpu_worker.settings import WorkerSettings
 from dilaserve_gpu_worker.speedups import choose_graphs
 
@@ -52,3 +56,22 @@ def test_no_graphs_on_a_cpu(make_folder: Any) -> None:
     assert engine.attention == "sdpa"
     with pytest.raises(SettingsError, match="the device is cpu; use auto or off"):
         load_engine(WorkerSettings(model=folder, kv_tokens=64, cuda_graphs="on"))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile
+@pytest.mark.parametrize(
+    ("given", "is_wanted"),
+    [({}, True), ({"pack_weights": "off"}, False), ({"compile": "on"}, False)],
+)
+def test_every_rank_packs_where_it_pays_unless_told(
+    make_folder: Any, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], is_wanted: bool
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: name)  # nothing is compiled before a pass
+    settings = WorkerSettings(model=str(make_folder(vocab_size=62)), kv_tokens=64, **given)
+    engine, _ = load_engine(settings)
+    is_packed = is_wanted and packing_pays(torch.device("cpu"), torch.float32)
+    assert engine.products == ("packed" if is_packed else "plain")
+    told: dict[str, Any] = {}
+    monkeypatch.setattr(loading, "launch_ranks", lambda **options: told.update(options))
+    start_ranks(msgspec.structs.replace(settings, tp_degree=2))
+    assert told["packs"] == is_wanted

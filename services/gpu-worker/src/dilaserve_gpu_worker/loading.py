@@ -20,7 +20,7 @@ from dilaserve_gpu_worker.engine.plan_policy import build_plan_policy
 from dilaserve_gpu_worker.models.model import Model
 from dilaserve_gpu_worker.parallel import Ranks, launch_ranks
 from dilaserve_gpu_worker.settings import WorkerSettings
-from dilaserve_gpu_worker.speedups import GraphsChoice, choose_graphs, compile_if
+from dilaserve_gpu_worker.speedups import GraphsChoice, choose_graphs, compile_if, wants_packing
 from dilaserve_gpu_worker.weights import load_model, read_config, shard_config, weights_hash
 
 __all__ = ["graphs_of", "load_engine", "start_ranks", "use_cores"]
@@ -47,6 +47,7 @@ def start_ranks(settings: WorkerSettings) -> Ranks | None:
         max_batch_tokens=settings.max_batch_tokens,
         kv_tokens=settings.kv_tokens,
         compile_blocks=settings.compile,
+        packs=wants_packing(settings.pack_weights, settings.compile),
     )
 
 
@@ -62,6 +63,7 @@ def load_engine(
         device=choose_device(settings.device),
         dtype=choose_dtype(settings.dtype),
         peers=ranks.peers if ranks else None,
+        packs=wants_packing(settings.pack_weights, settings.compile),
     )
     compile_if(settings.compile, model)
     attention = choose_attention(settings.attention, model.config, model.device, model.dtype)

@@ -41,6 +41,11 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
     compile: Annotated[
         Literal["off", "on"], "have torch compile the model's blocks, at the first passes"
     ] = "off"
+    pack_weights: Annotated[
+        Literal["auto", "off"],
+        "pack matrices once for oneDNN; auto: in float32 on a CPU where products are faster so, "
+        "and never with compile",
+    ] = "auto"
     max_batch_tokens: Annotated[int, "most tokens computed in one forward pass", AT_LEAST_ONE] = (
         8192
     )

@@ -17,7 +17,7 @@ from dilaserve_gpu_worker.engine.cuda_graphs import CudaCapture
 from dilaserve_gpu_worker.engine.graphs import GraphOptions
 from dilaserve_gpu_worker.models.model import Model
 
-__all__ = ["AutoOnOff", "GraphsChoice", "choose_graphs", "compile_if"]
+__all__ = ["AutoOnOff", "GraphsChoice", "choose_graphs", "compile_if", "wants_packing"]
 
 AutoOnOff = Literal["auto", "on", "off"]
 
@@ -68,6 +68,11 @@ def compile_if(setting: Literal["off", "on"], model: Model) -> None:
     if missing:
         raise SettingsError(f"DILASERVE_COMPILE=on needs {missing}; install it, or use off")
     model.compile()
+
+
+def wants_packing(setting: Literal["auto", "off"], compile_blocks: Literal["off", "on"]) -> bool:
+    """Whether matrices are to be packed where that pays; torch.compile needs them plain."""
+    return setting == "auto" and compile_blocks == "off"
 
 
 def _missing_compiler(device: torch.device) -> str:

@@ -89,6 +89,8 @@ class Engine:
         """Name of the attention backend."""
         self.dtype = str(model.dtype).removeprefix("torch.")
         """Name of the type of activations, keys and values."""
+        self.products = "packed" if model.is_packed else "plain"
+        """What the weight matrices are, see models.products."""
         self._runner = make_runner(
             model,
             None if cache_mode == "none" else self._n_pages,

@@ -40,7 +40,7 @@ class Model(Protocol):
 
     @property
     def is_packed(self) -> bool:
-        """Whether matrices lie as oneDNN likes them (see products)."""
+        """Whether the matrices are packed (see products)."""
         ...
 
     def apart(self) -> Model:

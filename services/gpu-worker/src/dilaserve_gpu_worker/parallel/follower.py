@@ -50,7 +50,11 @@ def _serve(orders: IO[bytes], answers: IO[bytes]) -> None:
     device = torch.device(spec.device)
     peers = GroupPeers(spec.rank, spec.degree, device)
     model = load_model(
-        Path(spec.folder), device=device, dtype=choose_dtype(spec.dtype), peers=peers
+        Path(spec.folder),
+        device=device,
+        dtype=choose_dtype(spec.dtype),
+        peers=peers,
+        packs=spec.packs,
     )
     compile_if(spec.compile_blocks, model)
     attention = choose_attention(spec.attention, model.config, device, model.dtype)

@@ -34,6 +34,8 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens: int
     """0: as many as fit."""
     compile_blocks: Literal["off", "on"]
+    packs: bool
+    """Whether matrices are packed where that pays."""
     mask_id: int
 
 

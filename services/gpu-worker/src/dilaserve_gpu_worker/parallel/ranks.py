@@ -125,6 +125,7 @@ def launch_ranks(
     max_batch_tokens: int = 8192,
     kv_tokens: int = 0,
     compile_blocks: Literal["off", "on"] = "off",
+    packs: bool = True,
 ) -> Ranks:
     """Start ranks 1 to `degree` - 1, which begin to load. `device` is that of rank 0; the others
     take the CUDA devices behind it. Raises SettingsError when there are not enough of them.
@@ -148,6 +149,7 @@ def launch_ranks(
             max_batch_tokens=max_batch_tokens,
             kv_tokens=kv_tokens,
             compile_blocks=compile_blocks,
+            packs=packs,
             mask_id=mask_id,
         )
         ranks.append(_start(spec))
