@@ -101,6 +101,7 @@ def test_denoise_for_people(make_folder: MakeFolder) -> None:
         (["--cache", "triple"], "'triple' is not one of"),
         (["--output-len", "0"], "--output-len"),
         (["--quota", "0"], "--quota"),
+        (["--threads", "100000"], "should be less than or equal to 256"),
     ],
 )
 def test_denoise_says_what_is_wrong_with_an_option(

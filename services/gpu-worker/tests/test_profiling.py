@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner, Result
 
 from dilaserve.messages import CacheMode
-from dilaserve.profiles import LatencyProfile, Point, ProfileError, ProfileSet, load_profiles
+from dilaserve.profiles import (
+    LatencyProfile,
+    Point,
+    ProfileError,
+    ProfileSet,
+    load_profiles,
+    save_profiles,
+)
 from dilaserve_gpu_worker import profile_command
 from dilaserve_gpu_worker.engine.engine import Engine
 from dilaserve_gpu_worker.engine.types import BatchOutput
 from dilaserve_gpu_worker.models.model import Model
+from dilaserve_gpu_worker.models.products import packing_pays
 from dilaserve_gpu_worker.profile_command import profile, with_point
 from dilaserve_gpu_worker.profiling import Effort, Grid, Load, loads_of, measure
 from dilaserve_scheduler.settings import SchedulerSettings
@@ -186,18 +197,83 @@ def test_a_rerun_measures_what_is_missing(
     assert out.read_bytes() == written
 
 
+PACKED = packing_pays(torch.device("cpu"), torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--cache", "prefix"], "cache 'dual', and now it is 'prefix'"),
+        (["--cuda-graphs", "off"], "cuda-graphs 'auto', and now it is 'off'"),
+        pytest.param(
+            ["--pack-weights", "off"],
+            "products 'packed', and now it is 'plain'",
+            marks=pytest.mark.skipif(not PACKED, reason="packing does not pay on this CPU"),
+        ),
+    ],
+)
 def test_a_file_of_another_measurement_is_refused(
+    make_folder: Callable[..., Path], tmp_path: Path, options: list[str], words: str
+) -> None:
+    folder, out = make_folder(), tmp_path / "profile.json"
+    assert run_cli(folder, out).exit_code == 0
+    before = out.read_bytes()
+    result = run_cli(folder, out, *options)
+    assert isinstance(result.exception, ProfileError)
+    assert f"was measured with {words}" in str(result.exception)
+    assert out.read_bytes() == before
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile
+def test_compiled_blocks_are_another_measurement(
+    make_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: name)  # refused before a pass compiles
+    folder, out = make_folder(), tmp_path / "profile.json"
+    assert run_cli(folder, out, "--pack-weights", "off").exit_code == 0
+    result = run_cli(folder, out, "--compile", "on")
+    assert "was measured with compile 'off', and now it is 'on'" in str(result.exception)
+
+
+def test_a_profile_names_what_a_pass_depends_on(
+    make_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "profile.json"
+    assert run_cli(make_folder(), out).exit_code == 0
+    conditions = load_profiles(out).conditions
+    assert set(conditions) == {
+        "weights", "device", "dtype", "attention", "products", "cuda-graphs", "compile",
+        "threads", "cache", "block", "output-len",
+    }  # fmt: skip
+    named = {name: conditions[name] for name in ("dtype", "attention", "products", "compile")}
+    assert named == {
+        "dtype": "float32",
+        "attention": "sdpa",
+        "products": "packed" if PACKED else "plain",
+        "compile": "off",
+    }
+
+
+def test_an_older_profile_is_read_but_not_gone_on_with(
     make_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
     folder, out = make_folder(), tmp_path / "profile.json"
     assert run_cli(folder, out).exit_code == 0
-    conditions = load_profiles(out).conditions
-    assert (conditions["dtype"], conditions["attention"]) == ("float32", "sdpa")
-    before = out.read_bytes()
-    result = run_cli(folder, out, "--cache", "prefix")
+    profiles = load_profiles(out)
+    older = msgspec.structs.replace(
+        profiles,
+        conditions={
+            name: value
+            for name, value in profiles.conditions.items()
+            if name not in ("products", "cuda-graphs", "compile")
+        },
+    )
+    save_profiles(older, out)
+    assert SchedulerSettings(profile=str(out)).options().profiles == older
+    result = run_cli(folder, out)
     assert isinstance(result.exception, ProfileError)
-    assert "was measured with cache 'dual', and now it is 'prefix'" in str(result.exception)
-    assert out.read_bytes() == before
+    assert "names no products, and now it is" in str(result.exception)
+    assert load_profiles(out) == older
 
 
 def test_counts_that_are_none_are_refused(tmp_path: Path) -> None:

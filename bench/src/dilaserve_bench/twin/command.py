@@ -19,6 +19,7 @@ from dilaserve_bench.twin.report import Report, report, report_run
 from dilaserve_bench.twin.runner import run_seeds, watching
 from dilaserve_bench.twin.text import as_lines
 from dilaserve_gpu_worker.engine.plan_policy import PLAN_TOKENS, PlanPolicyName
+from dilaserve_gpu_worker.options import Threads
 
 PolicyName = Annotated[str, typer.Option(help="Who chooses instances and thresholds.")]
 Threshold = Annotated[float, typer.Option(help="Threshold of policies with a fixed one.")]
@@ -65,7 +66,6 @@ StepsFile = Annotated[
 ]
 ModelFolder = Annotated[str, typer.Option("--model", help="Its folder; default: the bundled one.")]
 Problems = Annotated[int, typer.Option(help="Held-out problems of each task for the model.")]
-Threads = Annotated[int, typer.Option(min=1, help="Torch threads of the model.")]
 PredictorError = Annotated[
     float,
     typer.Option(

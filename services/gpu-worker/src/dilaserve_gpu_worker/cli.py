@@ -20,14 +20,12 @@ from dilaserve.messages import CacheMode
 from dilaserve.model_folder import find_model
 from dilaserve.store.records import DecodingSpec, Delta, RequestRecord
 from dilaserve.supervisor.state import running_state
+from dilaserve_gpu_worker.options import Device, Dtype, Threads
 
 if TYPE_CHECKING:
     from dilaserve_gpu_worker.engine.alone import Denoised
     from dilaserve_gpu_worker.replay import Difference, ReplayReport
 
-Threads = Annotated[int, typer.Option(min=1, help="Torch threads.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

@@ -6,7 +6,7 @@ import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import typer
@@ -22,6 +22,7 @@ from dilaserve.profiles import (
     load_profiles,
     save_profiles,
 )
+from dilaserve_gpu_worker.options import Device, Dtype, Threads
 
 if TYPE_CHECKING:
     from dilaserve_gpu_worker.engine.engine import Engine
@@ -40,8 +41,15 @@ Cache = Annotated[CacheMode, typer.Option(help="Which keys and values to keep.")
 Budget = Annotated[int, typer.Option(min=1, help="Most tokens computed in a pass.")]
 Passes = Annotated[int, typer.Option(min=3, help="Passes of which a point is the median.")]
 Seconds = Annotated[float, typer.Option(min=0, help="Of a point, after which 3 passes do.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+CudaGraphs = Annotated[
+    Literal["auto", "on", "off"], typer.Option(help="Replay passes of cache steps alone.")
+]
+Compile = Annotated[
+    Literal["off", "on"], typer.Option("--compile", help="Have torch compile the blocks.")
+]
+PackWeights = Annotated[
+    Literal["auto", "off"], typer.Option(help="Pack matrices on a CPU where that pays.")
+]
 
 
 def profile(
@@ -56,9 +64,12 @@ def profile(
     max_batch_tokens: Budget = 8192,
     passes: Passes = 7,
     seconds: Seconds = 2.0,
-    threads: Annotated[int, typer.Option(min=1, help="Torch threads.")] = 1,
+    threads: Threads = 1,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    cuda_graphs: CudaGraphs = "auto",
+    compile_blocks: Compile = "off",
+    pack_weights: PackWeights = "auto",
     model_name: Annotated[str, typer.Option(help="Default: the folder's name.")] = "",
 ) -> None:
     """Measure the latency of passes by TP degree, kind, tokens and rows. A rerun goes on."""
@@ -72,6 +83,7 @@ def profile(
             "model": str(model), "model_name": model_name or model.resolve().name,
             "cache_mode": cache, "block_length": block, "max_batch_tokens": max_batch_tokens,
             "threads": threads, "device": device, "dtype": dtype,
+            "cuda_graphs": cuda_graphs, "compile": compile_blocks, "pack_weights": pack_weights,
         },
         WorkerSettings,
     )  # fmt: skip
@@ -166,6 +178,9 @@ def _fresh(settings: WorkerSettings, grid: Grid, engine: Engine) -> ProfileSet:
             "device": device.type,
             "dtype": engine.dtype,
             "attention": engine.attention,
+            "products": engine.products,
+            "cuda-graphs": settings.cuda_graphs,
+            "compile": settings.compile,
             "threads": str(settings.threads),
             "cache": settings.cache_mode,
             "block": str(settings.block_length),
@@ -183,9 +198,10 @@ def _going_on(path: Path, fresh: ProfileSet) -> ProfileSet:
     ours, theirs = ({"model": p.model, "name": p.device, **p.conditions} for p in (fresh, kept))
     if ours != theirs:
         name = next(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
+        was = f"was measured with {name} {theirs[name]!r}" if name in theirs else f"names no {name}"
         raise ProfileError(
-            f"latency profile {path} was measured with {name} {theirs.get(name)!r}, and now it is "
-            f"{ours.get(name)!r}; give another file by --out"
+            f"latency profile {path} {was}, and now it is {ours.get(name)!r}; "
+            "give another file by --out"
         )
     return kept
 

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from dilaserve.messages import CacheMode
 from dilaserve.model_folder import find_model
 from dilaserve.recording import RecordingError, StepWriter, is_complete, read_runs
+from dilaserve_gpu_worker.options import Device, Dtype, Threads
 
 if TYPE_CHECKING:
     from dilaserve_gpu_worker.recording import PlannedRun, Recorder
@@ -31,8 +32,6 @@ Switching = Annotated[
 IgnoreEos = Annotated[
     bool, typer.Option("--ignore-eos", help="Fill the canvas; by default an EOS ends a run.")
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 
 
 def record(
@@ -55,7 +54,7 @@ def record(
     cache: Annotated[CacheMode, typer.Option(help="Which keys and values to keep.")] = "dual",
     concurrency: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 16,
     ignore_eos: IgnoreEos = False,
-    threads: Annotated[int, typer.Option(min=1, help="Torch threads.")] = 1,
+    threads: Threads = 1,
     device: Device = "auto",
     dtype: Dtype = "auto",
 ) -> None:

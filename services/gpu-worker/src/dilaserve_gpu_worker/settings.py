@@ -9,6 +9,7 @@ from msgspec import Meta
 from dilaserve.messages import CacheMode
 from dilaserve.settings import AT_LEAST_ONE, NOT_NEGATIVE, CommonSettings
 from dilaserve_gpu_worker.engine.plan_policy import PLAN_TOKENS, PlanPolicyName
+from dilaserve_gpu_worker.options import MOST_THREADS
 
 
 class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
@@ -60,7 +61,7 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
     kv_tokens: Annotated[
         int, "size of the KV pool in tokens; 0: sized from free memory", NOT_NEGATIVE
     ] = 0
-    threads: Annotated[int, "torch threads of one process", AT_LEAST_ONE] = 1
+    threads: Annotated[int, "torch threads of one process", Meta(ge=1, le=MOST_THREADS)] = 1
     cpu_affinity: Annotated[str, "cores that the engine runs on, such as 0 or 0,1; empty: any"] = ""
     heartbeat_ms: Annotated[int, "time between two heartbeats", AT_LEAST_ONE] = 250
     start_timeout_s: Annotated[
