@@ -21,12 +21,21 @@ if TYPE_CHECKING:
 
 __all__ = ["train_predictor"]
 
+LEAST_SHARE = 0.5
+"""Of the runs of the predictor that is there, below which one is not replaced unasked."""
+
 
 def train_predictor(
     data: Annotated[
         list[Path], typer.Argument(help="Files of recorded steps, or folders with *.jsonl.")
     ],
     out: Annotated[Path, typer.Option(help="Folder of the predictor; replaced at once.")],
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Replace a predictor of another model, or of more than twice the runs."
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Train a step predictor from recorded runs, and say what it is worth."""
@@ -38,11 +47,42 @@ def train_predictor(
         runs = read_runs(_files(data))
         progress.update(task, advance=1, description="training")
         model = train(runs, told=lambda: progress.advance(task))
+    kept = _usable(out)
+    if kept is not None and not force:
+        _check_replacing(kept, model.info, out)
     path = model.save(out)
     if as_json:
         typer.echo(msgspec.json.encode(model.info).decode())
     else:
-        typer.echo("\n".join([*as_lines(model.info), f"written to {path}"]))
+        instead = f", instead of one of {_in_short(kept)}" if kept is not None else ""
+        typer.echo("\n".join([*as_lines(model.info), f"written to {path}{instead}"]))
+
+
+def _usable(folder: Path) -> ModelInfo | None:
+    """Of the predictor that is there; one that no service could load is no loss."""
+    from dilaserve_predictor.model import PredictorError, StepModel
+
+    try:
+        return StepModel.load(folder).info
+    except PredictorError:
+        return None
+
+
+def _check_replacing(kept: ModelInfo, new: ModelInfo, out: Path) -> None:
+    """Errors of the two decide nothing: each was measured on runs of its own."""
+    if new.model_id == kept.model_id and new.n_runs >= LEAST_SHARE * kept.n_runs:
+        return
+    raise DiLaServeError(
+        f"the predictor in {out} is of {_in_short(kept)}; the new one, of {_in_short(new)}, was "
+        "not written: give --force to replace it, more runs, or another --out"
+    )
+
+
+def _in_short(info: ModelInfo) -> str:
+    return (
+        f"{info.n_runs} runs of {info.model_id} ({info.n_prompts} prompts, held-out WMAPE "
+        f"{info.errors['full'].wmape:.3f})"
+    )
 
 
 def as_lines(info: ModelInfo) -> list[str]:
