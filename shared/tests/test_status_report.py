@@ -8,7 +8,7 @@ from dilaserve.bus import Bus, BusMessage, Endpoint, ServiceCard
 from dilaserve.bus.memory import MemoryBus
 from dilaserve.commands.status import as_lines
 from dilaserve.discovery import discover
-from dilaserve.messages import Status, encode
+from dilaserve.messages import InstanceInfo, InstanceStatus, Status, encode
 from dilaserve.status_report import StatusReport, report
 from dilaserve.subjects import STATUS
 from dilaserve.supervisor.state import ChildState, StackState
@@ -86,6 +86,33 @@ async def test_services_without_a_supervisor_are_found() -> None:
     await serve_scheduler(bus, pid=3)
     answer: StatusReport = await report(bus, None, **URLS)
     assert [(p.id, p.address, p.host) for p in answer.processes] == [("scheduler-1a2b", "a:1", "h")]
+
+
+def test_people_see_degree_and_model_of_an_instance() -> None:
+    info = InstanceInfo(
+        instance_id="w-1a2b",
+        name="w",
+        model_id="llada",
+        weights_hash="0",
+        tp_degree=4,
+        cache_mode="dual",
+        block_length=32,
+        max_batch_tokens=8192,
+        n_kv_tokens=4096,
+        max_sequence_length=4096,
+        host="h",
+        pid=9,
+        device="cuda:0",
+    )
+    instance = InstanceStatus(
+        info=info, state="live", n_requests=2, n_tokens=700, heartbeat_age_s=0.1
+    )
+    report = StatusReport(
+        processes=[], term=1, instances=[instance], requests=[], problems=[], **URLS
+    )
+    head, row = (line for line in as_lines(report) if line)
+    assert head.split() == ["INSTANCE", "STATE", "REQUESTS", "TOKENS", "TP", "DEVICE", "MODEL"]
+    assert row.split() == ["w-1a2b", "live", "2", "700", "4", "cuda:0", "llada"]
 
 
 async def test_discovery_by_service_name() -> None:

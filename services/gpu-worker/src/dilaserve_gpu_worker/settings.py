@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from dilaserve.errors import SettingsError
 from dilaserve.messages import CacheMode
 from dilaserve.settings import AT_LEAST_ONE, NOT_NEGATIVE, CommonSettings
 from dilaserve_gpu_worker.engine.plan_policy import PLAN_TOKENS, PlanPolicyName
@@ -70,3 +71,12 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
     stop_timeout_s: Annotated[
         float, "how long a stop waits for the store to answer", NOT_NEGATIVE
     ] = 5.0
+
+    def __post_init__(self) -> None:
+        """Raises SettingsError for an instance that could serve no request."""
+        if self.max_batch_tokens < self.block_length:
+            raise SettingsError(
+                f"DILASERVE_MAX_BATCH_TOKENS={self.max_batch_tokens} is less than a block of "
+                f"{self.block_length} tokens (DILASERVE_BLOCK_LENGTH), so no request would fit "
+                "into a pass; use for example 8192"
+            )

@@ -41,6 +41,7 @@ def as_lines(answer: StatusReport) -> list[str]:
             i.state,
             str(i.n_requests),
             str(i.n_tokens),
+            str(i.info.tp_degree),
             i.info.device,
             i.info.model_id,
         )
@@ -63,7 +64,7 @@ def as_lines(answer: StatusReport) -> list[str]:
     return [
         *([addresses] if answer.processes else []),
         *_table("SERVICE ID PID PHASE RESTARTS ADDRESS", processes),
-        *_table("INSTANCE STATE REQUESTS TOKENS DEVICE MODEL", instances),
+        *_table("INSTANCE STATE REQUESTS TOKENS TP DEVICE MODEL", instances),
         *_table("REQUEST STATE INSTANCE EPOCH STEP TOKENS THRESHOLD", requests),
         *(f"{gap}! {problem}" for problem in answer.problems),
     ]
