@@ -90,6 +90,7 @@ async def _serve(settings: WorkerSettings, crash: CrashPoints) -> None:
         carrying = asyncio.create_task(engine.carry(port))
         stack.callback(carrying.cancel)
         await run_while_open(service.run(), closed)
+        engine.listens = port.has_ended
 
 
 def _on_stop_signals(stop: Callable[[str], object]) -> None:

@@ -133,10 +133,15 @@ class WorkerService:
             if not await self._commit_next(tasks):
                 await self._wake.wait()
         self._engine.end()
-        while await self._commit_next(tasks) or not self._engine.has_ended:
+        while await self._commit_next(tasks) or not self._is_engine_done():
             await self._wake.wait()
             self._wake.clear()
         await self._settled()
+
+    def _is_engine_done(self) -> bool:
+        """Whether no more passes come; from one that hangs they are not waited for for ever."""
+        hangs = self._engine.is_silent and self._give_up.is_set()
+        return self._engine.has_ended or hangs
 
     async def _catch_up(self) -> None:
         """Apply commands, load what is wanted, free what ended."""
@@ -258,6 +263,8 @@ class WorkerService:
                     n_free_kv_tokens=self._engine.n_free_kv_tokens,
                     holds=self._holdings.report(),
                 )
+            else:
+                self._wake.set()  # a stop may have waited for it long enough
             if is_there != was_there:
                 log.warning("the engine's process %s", "is back" if is_there else "does not answer")
             was_there = is_there

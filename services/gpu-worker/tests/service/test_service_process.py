@@ -109,6 +109,15 @@ class Cluster:
             await asyncio.sleep(0.02)
 
 
+async def child_of(pid: int, module: str) -> psutil.Process:
+    """The child that runs `module`, as soon as it does."""
+    while True:
+        for child in psutil.Process(pid).children():
+            if module in child.cmdline():
+                return child
+        await asyncio.sleep(0.01)
+
+
 @pytest.fixture
 async def cluster(make_folder):
     async with start_nats() as nats, start_valkey() as valkey:
@@ -244,6 +253,32 @@ async def test_an_instance_beats_only_while_its_engine_runs(cluster, expected):
     assert b"the engine's process is back" in log
 
 
+async def test_a_stop_does_not_wait_for_ever_for_an_engine_that_hangs(cluster):
+    env = {"DILASERVE_HEARTBEAT_MS": "50", "DILASERVE_STOP_TIMEOUT_S": "0.5"}
+    async with cluster.worker(**env) as process:
+        await cluster.joined("w1")
+        [engine] = psutil.Process(process.pid).children()
+        engine.suspend()
+        process.terminate()
+        _, log = await asyncio.wait_for(process.communicate(), 10)
+        assert process.returncode == 0, log.decode()
+        engine.wait(5)
+    assert [event.reason for event in cluster.events if isinstance(event, InstanceDown)] == [
+        "SIGTERM"
+    ]
+
+
+async def test_a_signal_to_all_while_the_model_loads_is_the_parents_business(cluster):
+    async with cluster.worker() as process:
+        engine = await child_of(process.pid, "dilaserve_gpu_worker.host")
+        engine.send_signal(signal.SIGINT)
+        engine.send_signal(signal.SIGTERM)
+        await cluster.joined("w1")
+        process.terminate()
+        _, log = await asyncio.wait_for(process.communicate(), 10)
+        assert process.returncode == 0, log.decode()
+
+
 async def test_a_stop_while_the_model_loads_is_clean(cluster):
     async with cluster.worker() as process:
         while not psutil.Process(process.pid).children():
@@ -294,6 +329,17 @@ async def test_a_lost_rank_takes_its_instance_down_and_its_requests_go_on(cluste
         await cluster.credit("r", other.instance_id, epoch=2)
         text = await cluster.done("r")
     assert text == bare_text(load_model(Path(folder)))
+
+
+async def test_a_rank_that_is_lost_while_it_loads_is_named(cluster, make_folder):
+    folder = str(make_folder(vocab_size=64))
+    async with cluster.worker(DILASERVE_TP_DEGREE="2", DILASERVE_MODEL=folder) as process:
+        engine = await child_of(process.pid, "dilaserve_gpu_worker.host")
+        (await child_of(engine.pid, "dilaserve_gpu_worker.parallel.follower")).kill()
+        _, log = await asyncio.wait_for(process.communicate(), 20)
+        assert process.returncode == 1
+        [line] = log.decode().splitlines()
+        assert "rank 1 of the tensor-parallel group has ended (exit code -9)" in line
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL"])

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
+import re
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import IO
@@ -31,16 +31,18 @@ from dilaserve_gpu_worker.host.orders import Lost, Order, Ping, Pong, Ready, Rep
 from dilaserve_gpu_worker.loading import graphs_of, load_engine, start_ranks, use_cores
 from dilaserve_gpu_worker.settings import WorkerSettings
 
+MEMORY_FULL = re.compile("out of memory|can't allocate memory")
+"""What a RuntimeError of torch says, on a GPU and on a CPU."""
+
 
 def main() -> None:
     """Exit code 0 when there are no more orders, 1 with a line on stderr when it cannot go on."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal's or a container's: the parent's
-        signal.signal(number, signal.SIG_IGN)
     say = _speaker(os.fdopen(os.dup(1), "wb"))
     os.dup2(2, 1)  # what a library prints is no frame
     with suppress(BrokenPipeError):  # the parent has ended
         try:
-            _serve(say)
+            with _memory_is_named():
+                _serve(say)
         except EngineLostError as error:
             say(Lost(reason=str(error)))
             os._exit(1)  # a thread of the ranks' group may wait for one that is dead
@@ -61,7 +63,8 @@ def _serve(say: Callable[[Report], None]) -> None:
         loop.warm_up(settings.block_length)
         say(Ready(info=info, limits=engine.limits, words=_words(settings, engine, info)))
         gc.freeze()  # what has been imported and loaded stays: never look through it again
-        listening = partial(_listen, sys.stdin.buffer, orders, say)
+        # Not sys.stdin, which the interpreter closes at its end, while the thread reads it.
+        listening = partial(_listen, os.fdopen(os.dup(0), "rb"), orders, say)
         threading.Thread(target=listening, daemon=True).start()
         if ranks is not None:
             ranks.watch(lambda error: say(Lost(reason=str(error))))
@@ -92,13 +95,36 @@ def _speaker(pipe: IO[bytes]) -> Callable[[Report], None]:
 def _listen(pipe: IO[bytes], orders: Orders, say: Callable[[Report], None]) -> None:
     decoder = msgspec.msgpack.Decoder(list[Order] | Ping)
     with suppress(BrokenPipeError):  # then no orders come either
-        while (data := read_frame(pipe)) is not None:
-            match decoder.decode(data):
-                case Ping():
-                    say(Pong())
-                case given:
-                    orders.put(given)
+        try:
+            while (data := read_frame(pipe)) is not None:
+                match decoder.decode(data):
+                    case Ping():
+                        say(Pong())
+                    case given:
+                        orders.put(given)
+        except msgspec.DecodeError as error:
+            say(
+                Lost(
+                    reason=f"the engine's process cannot read its orders ({error}); "
+                    "start the instance again"
+                )
+            )
     orders.put(None)
+
+
+@contextmanager
+def _memory_is_named() -> Iterator[None]:
+    """Raises EngineLostError where memory was full, in whatever words torch says it."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        words = str(error).partition("\n")[0]
+        if isinstance(error, RuntimeError) and not MEMORY_FULL.search(words):
+            raise
+        raise EngineLostError(
+            f"the engine's memory is full ({words or 'MemoryError'}); use a smaller model or "
+            "DILASERVE_DTYPE=bfloat16, or lower DILASERVE_KV_TOKENS or DILASERVE_MAX_BATCH_TOKENS"
+        ) from error
 
 
 if __name__ == "__main__":

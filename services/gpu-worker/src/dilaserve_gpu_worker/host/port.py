@@ -57,6 +57,11 @@ class EnginePort:
         self.n_free_kv_tokens = limits.n_kv_tokens or 0
         """Tokens of the KV pool that no request held when the engine last said so."""
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether the last few pings brought no answer."""
+        return self._n_pings > N_SILENT
+
     def on_report(self, wake: Callable[[], None]) -> None:
         """Call `wake` whenever something has been heard."""
         self._wake = wake
@@ -94,7 +99,7 @@ class EnginePort:
         """Ask whether its process runs; False when the last few times brought no answer."""
         self._n_pings += 1
         self._send(Ping())
-        return self._n_pings <= N_SILENT
+        return not self.is_silent
 
     def _put(self, order: Order) -> None:
         if not self._waiting:

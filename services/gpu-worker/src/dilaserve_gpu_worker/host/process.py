@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing
 from typing import IO
 
@@ -14,6 +15,7 @@ import msgspec
 
 from dilaserve.embedded import die_with_parent
 from dilaserve.errors import DiLaServeError
+from dilaserve_gpu_worker.engine.types import EngineLostError
 from dilaserve_gpu_worker.frames import LENGTH, frame
 from dilaserve_gpu_worker.host.orders import Lost, Order, Ping, Ready, Report
 from dilaserve_gpu_worker.host.port import EnginePort
@@ -49,11 +51,14 @@ class EngineProcess:
         self._orders = orders
         self._decoder = msgspec.msgpack.Decoder(Report)
         self.listens = False
-        """Whether the end of its orders ends it."""
+        """Whether the end of its orders ends it; else it is killed at the end."""
 
     async def ready(self) -> Ready:
-        """What it has loaded. Raises EngineNotStartedError when it ends before that."""
+        """What it has loaded. Raises EngineNotStartedError when it ends before that, and
+        EngineLostError when it says why it cannot go on."""
         report = await self._next()
+        if isinstance(report, Lost):
+            raise EngineLostError(report.reason)
         if not isinstance(report, Ready):
             raise EngineNotStartedError(await self.code() or 1)
         self.listens = True
@@ -118,8 +123,21 @@ def _start() -> subprocess.Popen[bytes]:
         [sys.executable, "-m", "dilaserve_gpu_worker.host"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        preexec_fn=die_with_parent(os.getpid()),
+        preexec_fn=_signals_left_to(die_with_parent(os.getpid())),
     )
+
+
+def _signals_left_to(then: Callable[[], None] | None) -> Callable[[], None]:
+    """A `preexec_fn` for a child that never hears a terminal's or a container's signal to all,
+    which are its parent's business; handlers of its own would come seconds later."""
+
+    def ignore() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        if then is not None:
+            then()
+
+    return ignore
 
 
 async def _reader(pipe: IO[bytes]) -> tuple[asyncio.StreamReader, asyncio.ReadTransport]:
