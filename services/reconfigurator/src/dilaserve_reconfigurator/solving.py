@@ -7,6 +7,7 @@ asked for, installed, and its licence takes the model.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import msgspec
@@ -14,6 +15,7 @@ import pyomo.environ as pyo
 from pyomo.contrib.solver.common.base import Availability
 from pyomo.contrib.solver.common.factory import SolverFactory
 from pyomo.contrib.solver.common.results import TerminationCondition
+from pyomo.contrib.solver.solvers import highs
 
 from dilaserve_reconfigurator.snapshot import PlanningError
 
@@ -129,15 +131,24 @@ def _run(
     for each in _by_priority(model):
         each.deactivate()
     objective.activate()
+    _leave_output_alone()
     interface = SolverFactory(_PLUGINS[solver])
     return interface.solve(
         model,
         time_limit=limit_s,
         rel_gap=gap,
         threads=n_threads,
+        solver_options={"output_flag": False} if solver == "highs" else {},
         load_solutions=False,
         raise_exception_on_nonoptimal_result=False,
     )
+
+
+def _leave_output_alone() -> None:
+    """Around HiGHS, Pyomo takes standard output and error from the whole process, by threads that
+    read a pipe: what other threads log meanwhile is lost, and they can deadlock (Pyomo's issues
+    3084 and 3908). HiGHS is told to be silent, so there is nothing to catch."""
+    highs.capture_output = lambda *_, **__: nullcontext()
 
 
 def _status(result: Any) -> Status:

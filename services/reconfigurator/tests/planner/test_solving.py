@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 
+import highspy
 import pyomo.environ as pyo
 import pytest
 
@@ -35,6 +38,26 @@ def test_later_objective_decides_among_the_best() -> None:
     ]
     assert all(o.gap is not None and o.gap <= 1e-6 for o in outcome.objectives)
     assert model.take[2].value == pytest.approx(1.0)
+
+
+def test_output_stays_the_process_own_while_it_solves(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Pyomo would take it away, with what other threads log meanwhile."""
+
+    def streams() -> tuple[object, ...]:
+        return sys.stdout, sys.stderr, os.fstat(1).st_ino, os.fstat(2).st_ino
+
+    seen, run = [], highspy.Highs.run
+
+    def look(solver: highspy.Highs) -> object:
+        seen.append(streams())
+        return run(solver)
+
+    monkeypatch.setattr(highspy.Highs, "run", look)
+    solve(knapsack(), 10.0)
+    assert seen == [streams()] * 2
+    assert capfd.readouterr() == ("", "")
 
 
 def test_infeasible_is_named() -> None:
