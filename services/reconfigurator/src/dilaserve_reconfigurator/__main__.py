@@ -20,6 +20,7 @@ from dilaserve.errors import DiLaServeError
 from dilaserve.process import Identity, run_while_open
 from dilaserve.settings import load
 from dilaserve.telemetry import Telemetry
+from dilaserve_reconfigurator.alone import only_planner
 from dilaserve_reconfigurator.draining import BusDrainer
 from dilaserve_reconfigurator.execution import Patience
 from dilaserve_reconfigurator.executor import Executor, Stage
@@ -79,6 +80,8 @@ async def _serve(
         loop.add_signal_handler(number, task.cancel)
     closed = asyncio.Event()
     async with AsyncExitStack() as stack:
+        if settings.planner_mode == "apply":
+            stack.enter_context(only_planner(Path(settings.instances_dir)))
         telemetry = Telemetry.start(
             service="reconfigurator", service_id=service_id, settings=settings
         )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from dilaserve.errors import UnavailableError
+from dilaserve_reconfigurator.alone import LONGEST_LOOK_S, AwakeClock
 from dilaserve_reconfigurator.execution import (
     Abort,
     Drain,
@@ -127,7 +128,8 @@ class Executor:
     async def _follow(
         self, route: Route, execution: Execution, running: Sequence[Placed]
     ) -> Report:
-        began = self._clock()
+        clock = AwakeClock(self._clock)
+        began = clock()
         events: asyncio.Queue[Event] = asyncio.Queue()
         async with asyncio.TaskGroup() as tasks:
             run = _Run(self, events, tasks)
@@ -135,8 +137,8 @@ class Executor:
             run.carry_out(execution.start(began))
             while not execution.is_over:
                 self._at(execution.phase)
-                event = await _within(events.get(), execution.wake_at(), self._clock())
-                now = self._clock()
+                event = await _within(events.get(), execution.wake_at(), clock())
+                now = clock()
                 run.carry_out(
                     execution.handle(now, event) if event is not None else execution.tick(now)
                 )
@@ -144,7 +146,7 @@ class Executor:
             run.end()
         if execution.reason:
             log.warning("%s a plan: %s", execution.phase.replace("_", " "), execution.reason)
-        now = self._clock()
+        now = clock()
         return Report(
             phase=execution.end,
             reason=execution.reason,
@@ -274,9 +276,10 @@ class _Run:
 async def _within(
     awaitable: Coroutine[object, object, Event], until: float | None, now: float
 ) -> Event | None:
-    """None when the time is over."""
+    """None when the time is over, or it is time to look at the clock."""
+    left_s = LONGEST_LOOK_S if until is None else min(until - now, LONGEST_LOOK_S)
     try:
-        async with asyncio.timeout(None if until is None else max(until - now, 0.0)):
+        async with asyncio.timeout(max(left_s, 0.0)):
             return await awaitable
     except TimeoutError:
         return None

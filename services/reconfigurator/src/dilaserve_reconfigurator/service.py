@@ -91,6 +91,7 @@ class ReconfiguratorService:
         self._metrics = PlannerMetrics(telemetry)
         self._clocks = clocks
         self._every_s = every_s
+        self._measure_s = measure_s
         self._keeper = keeper
         self._outcomes = Outcomes(slo_s=slo_s)
         self._applying = None
@@ -142,10 +143,15 @@ class ReconfiguratorService:
             await asyncio.sleep(min(look_s, self._every_s))
             if self._clocks.monotonic() < due_s and self._keeper is not None:
                 continue
-            due_s = self._clocks.monotonic() + self._every_s
+            began_s = self._clocks.monotonic()
+            due_s = began_s + self._every_s
             record = await self.propose()
-            if record is not None and record.verdict == "change":
-                await self._apply(record)
+            if record is None or record.verdict != "change":
+                continue
+            if self._clocks.monotonic() - began_s > self._measure_s:
+                log.warning("%s is dropped: it was made of a load long past", record.plan_id)
+                continue
+            await self._apply(record)
 
     def stop(self, reason: str) -> None:
         """End `run` soon."""

@@ -14,6 +14,7 @@ import pytest
 
 from dilaserve.errors import NoRespondersError
 from dilaserve_reconfigurator import stage2
+from dilaserve_reconfigurator.alone import LONGEST_LOOK_S
 from dilaserve_reconfigurator.execution import Patience
 from dilaserve_reconfigurator.executor import Executor, Report, Stage
 from dilaserve_reconfigurator.launchers import Launched, Launcher, LaunchError
@@ -186,6 +187,25 @@ async def test_instance_that_does_not_get_empty_is_ended() -> None:
     assert launcher.counts() == {1: 0, 2: 1, 4: 0}
     assert report.lowest == 0
     assert report.pause_s > 0.0, "nobody served in between"
+
+
+async def test_one_that_was_stopped_for_an_hour_takes_up_where_it_was() -> None:
+    launcher, drains = MemoryLauncher([2], {1: 2, 2: 0}), Drains(never=True)
+    ours = executor(launcher, drains, patience=Patience(drain_s=60.0))
+    stopped_s = 0.0
+    ours._clock = lambda: time.monotonic() + stopped_s
+    changing = asyncio.create_task(change(ours, [2], {1: 0, 2: 1}))
+    async with asyncio.timeout(5):
+        while not drains.draining:
+            await asyncio.sleep(0.01)
+    stopped_s, n_asked = 3600.0, len(drains.asked)
+    await asyncio.sleep(LONGEST_LOOK_S + 0.3)
+    assert launcher.counts() == {1: 2, 2: 0, 4: 0}, "nothing is ended that is not empty"
+    assert len(drains.asked) > n_asked, "the scheduler has forgotten by now, and is asked again"
+    drains.never = False
+    report = await changing
+    assert report.phase == "done"
+    assert report.seconds < 60.0
 
 
 async def test_emptying_is_asked_for_until_the_successor_serves() -> None:
