@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from io import StringIO
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch.utils._python_dispatch import TorchDispatchMode
 from typer.testing import CliRunner
 
 from dilaserve.messages import CacheMode
 from dilaserve_bench.command import bench
+from dilaserve_bench.engine import command
 from dilaserve_bench.engine.bare import BareProducts
 from dilaserve_bench.engine.batching import measure_batching
 from dilaserve_bench.engine.feed import Feed, Work, requests_of
@@ -29,6 +32,7 @@ from dilaserve_gpu_worker.models.model import Model
 from dilaserve_gpu_worker.weights import load_model
 
 TINY = Path(__file__).parents[3] / "models" / "tiny"
+PACKED = "_linear_pointwise"
 WORK = Work(vocab_size=100, n_prompt=20, outputs=(32, 64), threshold=0.5)
 
 
@@ -59,16 +63,24 @@ class Products(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
-        name = "linear" if name == "_linear_pointwise" else name  # with packed matrices
-        if name in ("linear", "mm", "addmm", "bmm") or "scaled_dot_product" in name:
+        if name in ("linear", PACKED, "mm", "addmm", "bmm") or "scaled_dot_product" in name:
             shapes = [tuple(a.shape) for a in args if isinstance(a, torch.Tensor)]
             self.seen[name, tuple(shapes)] += 1
         return func(*args, **(kwargs or {}))
 
+    def as_torch_does(self) -> Counter[tuple[str, tuple[Any, ...]]]:
+        """The same without packed matrices."""
+        plain: Counter[tuple[str, tuple[Any, ...]]] = Counter()
+        for (name, shapes), n in self.seen.items():
+            plain["linear" if name == PACKED else name, shapes] += n
+        return plain
+
 
 @pytest.mark.parametrize("cache_mode", ["none", "prefix", "dual"])
 def test_bare_products_are_those_of_the_pass(model: Model, cache_mode: CacheMode) -> None:
+    """Of the engine's own kernels, and as torch computes them."""
     engine, bare = new_engine(model, cache_mode), BareProducts(model)
+    kernels = BareProducts(model, is_packed=model.is_packed)
     feed = Feed(engine, requests_of(WORK), 3)
     kinds: set[str] = set()
     while len(kinds) < (1 if cache_mode == "none" else 2):
@@ -80,8 +92,11 @@ def test_bare_products_are_those_of_the_pass(model: Model, cache_mode: CacheMode
             scores = engine.forward(plan)
         with Products() as found:
             bare.run(build_batch(plan.rows, bare.shift))
+        with Products() as as_the_engine:
+            kernels.run(build_batch(plan.rows, bare.shift))
         assert wanted.seen.total() >= 5 * model.config.n_layers
-        assert found.seen == wanted.seen
+        assert found.seen == wanted.as_torch_does()
+        assert as_the_engine.seen == wanted.seen
         feed.drop_finished(engine.unmask(plan, scores))
 
 
@@ -229,13 +244,61 @@ def test_command_prints_rows_and_what_is_left() -> None:
     for row in found["rows"]:
         assert set(row) == {
             "mode", "concurrency", "tokens_per_s", "step_ms", "outside_forward",
-            "outside_kernels", "of_bare",
+            "outside_kernels", "of_bare", "of_kernels",
         }  # fmt: skip
         assert 0 < row["outside_forward"] < 1
         assert 0 < row["outside_kernels"] < 1
         assert row["of_bare"] > 0
+        assert row["of_kernels"] > 0
+        assert (row["of_kernels"] == row["of_bare"]) == (found["products"] == "plain")
     assert {part["operator"] for part in found["left"]["dual 2"]} > {"host", "aten::mul"}
     assert found["batching"]["continuous"] > 0
     assert [row["plan_policy"] for row in found["plan_policies"]] == [
         "blockserve", "sangam", "static"
     ]  # fmt: skip
+    assert result.stderr.splitlines() == [
+        "none, 1 at a time", "none, 2 at a time", "dual, 1 at a time", "dual, 2 at a time",
+        "continuous and static batches", "plan policies",
+    ]  # fmt: skip
+
+
+def test_plain_products_are_named_and_the_table_has_both_ratios() -> None:
+    options = ["--modes", "dual", "--concurrency", "2", "--passes", "2", "--rounds", "1"]
+    options += ["--output", "32", "--mixed", "", "--pack-weights", "off"]
+    result = CliRunner().invoke(bench, ["engine", "--model", str(TINY), *options])
+    assert result.exit_code == 0, result.output
+    head, row, words, *_ = result.stdout.splitlines()
+    assert head.split()[-4:] == ["of", "bare", "of", "kernels"]
+    assert row.split()[-1] == row.split()[-2]
+    assert words.endswith("here with plain matrices")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--threads", "100000", "should be less than or equal to 256"),
+        ("--modes", "dual,triple", "--modes 'dual,triple'"),
+        ("--concurrency", "4,0", "--concurrency '4,0'"),
+        ("--mixed", "32,x", "--mixed '32,x'"),
+        ("--plan-policies", "fifo", "--plan-policies 'fifo'"),
+    ],
+)
+def test_what_cannot_be_measured_is_told_before_anything_is(
+    option: str, value: str, words: str
+) -> None:
+    result = CliRunner().invoke(bench, ["engine", "--model", "/nowhere", option, value])
+    assert result.exit_code == 2
+    assert words in result.output
+
+
+def test_every_part_moves_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = StringIO()
+    terminal = Console(file=drawn, force_terminal=True, color_system=None, width=80)
+    monkeypatch.setattr(command, "Console", lambda stderr: terminal)
+    options = ["--modes", "none,dual", "--concurrency", "1", "--passes", "1", "--rounds", "2"]
+    options += ["--output", "32", "--mixed", "32", "--requests", "1"]
+    result = CliRunner().invoke(bench, ["engine", "--model", str(TINY), *options])
+    assert result.exit_code == 0, result.output
+    n_parts = 2 * (2 + 2) + 2 * (4 + 3)
+    assert f"{n_parts}/{n_parts}" in drawn.getvalue()
+    assert "plan policies" in drawn.getvalue()

@@ -13,6 +13,7 @@ from torch import Tensor
 from dilaserve_gpu_worker.attention import Run
 from dilaserve_gpu_worker.engine.batch import Batch
 from dilaserve_gpu_worker.models.model import Model
+from dilaserve_gpu_worker.models.products import linear, packed
 
 __all__ = ["BareProducts"]
 
@@ -21,9 +22,10 @@ GAIN = 0.02
 
 
 class BareProducts:
-    """Weights of a model's shapes, in its type and on its device, shared by no layer."""
+    """Weights of a model's shapes, in its type and on its device, shared by no layer; packed as
+    the engine's may be, or as torch multiplies with them by itself."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, *, is_packed: bool = False) -> None:
         config = model.config
         self._config = config
         self.shift = config.logit_shift
@@ -32,8 +34,11 @@ class BareProducts:
         d, f = config.d_model, config.d_ff
         n_q, n_kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
         shapes = [(n_q + 2 * n_kv, d), (d, n_q), (2 * f, d), (d, f)]
-        self._layers = [[self._random(*shape) for shape in shapes] for _ in range(config.n_layers)]
-        self._head_VD = self._random(config.vocab_size, d)
+        lay = packed if is_packed else _as_it_is
+        self._layers = [
+            [lay(self._random(*shape)) for shape in shapes] for _ in range(config.n_layers)
+        ]
+        self._head_VD = lay(self._random(config.vocab_size, d))
         self._scratch = self._random(1)
 
     @torch.inference_mode()
@@ -44,14 +49,14 @@ class BareProducts:
             (n, config.d_model), (n, config.n_heads * config.head_dim), (n, config.d_ff)
         )
         for qkv_XD, attn_out_DX, gate_up_YD, down_DF in self._layers:
-            F.linear(x_TD, qkv_XD)
+            linear(x_TD, qkv_XD)
             for run in batch.runs:
                 self._attend(run)
-            F.linear(o_TX, attn_out_DX)
-            F.linear(x_TD, gate_up_YD)
-            F.linear(ff_TF, down_DF)
+            linear(o_TX, attn_out_DX)
+            linear(x_TD, gate_up_YD)
+            linear(ff_TF, down_DF)
         for n_rows in (len(batch.logit_rows_M), len(batch.outlook_rows_K)):
-            F.linear(self._inputs((n_rows, config.d_model))[0], self._head_VD)
+            linear(self._inputs((n_rows, config.d_model))[0], self._head_VD)
 
     def _attend(self, run: Run) -> None:
         config = self._config
@@ -72,3 +77,7 @@ class BareProducts:
 
     def _random(self, *shape: int) -> Tensor:
         return GAIN * torch.randn(shape, device=self._device, dtype=self._dtype)
+
+
+def _as_it_is(matrix: Tensor) -> Tensor:
+    return matrix

@@ -48,15 +48,19 @@ def measure_batching(
     n_requests: int,
     n_rounds: int,
     clock: Callable[[], float],
+    reached: Callable[[], None] = lambda: None,
 ) -> Batching:
-    """The same requests in each of the four ways. `cache_mode`: the engine's."""
+    """The same requests in each of the four ways. `cache_mode`: the engine's. `reached` is called
+    after each way of each round."""
 
     def take(
         *, is_static: bool = False, riders: Riders | None = None, canvas: int | None = None
     ) -> tuple[float, int]:
         requests = islice(requests_of(work, canvas=canvas), n_requests)
         feed = Feed(engine, requests, concurrency, is_continuous=not is_static)
-        return _take(engine, feed, riders, clock)
+        taken = _take(engine, feed, riders, clock)
+        reached()
+        return taken
 
     rounds = [
         (

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import typer
+from rich.console import Console
 
 from dilaserve.messages import CacheMode
 from dilaserve.model_folder import find_model
+from dilaserve_bench.engine.progress import Watch, watching
 from dilaserve_gpu_worker.engine.plan_policy import PlanPolicyName, build_plan_policy
+from dilaserve_gpu_worker.options import Device, Dtype, PackWeights, Threads
 
 if TYPE_CHECKING:
     from dilaserve_bench.engine.batching import Batching
@@ -29,6 +31,7 @@ __all__ = ["engine"]
 BATCH = 16
 """Requests at a time when batches and plan policies are compared."""
 PAGE = 32
+Count = Annotated[int, msgspec.Meta(ge=1)]
 
 Modes = Annotated[str, typer.Option(help="Cache modes.")]
 Concurrency = Annotated[str, typer.Option(help="Requests at a time.")]
@@ -42,8 +45,6 @@ PlanPolicies = Annotated[str, typer.Option(help="Plan policies to compare; empty
 PlanTokens = Annotated[
     int, typer.Option(min=1, help="Plan policy sangam: tokens of a pass on average.")
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 ClockName = Annotated[
     Literal["wall", "cpu"],
     typer.Option(help="cpu: seconds of this process alone, where others want the cores, too."),
@@ -64,39 +65,41 @@ def engine(
     requests: Requests = 64,
     plan_policies: PlanPolicies = "blockserve,sangam,static",
     plan_tokens: PlanTokens = 640,
-    threads: Annotated[int, typer.Option(min=1, help="Torch threads.")] = 1,
+    threads: Threads = 1,
     clock: ClockName = "wall",
     device: Device = "auto",
     dtype: Dtype = "auto",
+    pack_weights: PackWeights = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Throughput of the bare engine against its matrix products and attention alone."""
-    import torch
-
+    """Throughput of the bare engine against its matrix products and attention alone: as torch
+    computes them (of bare), and with products as the engine computes them (of kernels)."""
+    cases = [
+        (m, n)
+        for m in _each("--modes", modes, CacheMode)
+        for n in _each("--concurrency", concurrency, Count)
+    ]
+    outputs = _each("--mixed", mixed, Count)
+    compared = _each("--plan-policies", plan_policies, PlanPolicyName) if outputs else []
     from dilaserve_bench.engine.feed import Work
-    from dilaserve_gpu_worker.device import choose_device, choose_dtype
-    from dilaserve_gpu_worker.weights import load_model
+    from dilaserve_bench.engine.report import EngineReport, json_of, lines_of
 
-    torch.set_num_threads(threads)
     folder = find_model(model, os.environ)
-    loaded = load_model(folder, device=choose_device(device), dtype=choose_dtype(dtype))
-    work = Work(loaded.config.vocab_size, prompt, (output,), threshold)
+    loaded = _load(folder, device, dtype, threads, packs=pack_weights == "auto")
+    size = loaded.config.vocab_size, prompt
+    work, longer = (Work(*size, lengths, threshold) for lengths in ([output], outputs))
     effort = Effort(passes, rounds, time.process_time if clock == "cpu" else time.perf_counter)
-    cases = [(mode, int(n)) for mode in modes.split(",") for n in concurrency.split(",")]
-    rows, left = _rows(loaded, work, msgspec.convert(cases, list[tuple[CacheMode, int]]), effort)
-    batching, policies = None, []
-    if mixed:
-        outputs = tuple(map(int, mixed.split(",")))
-        longer = Work(loaded.config.vocab_size, prompt, outputs, threshold)
-        batching = _batching(loaded, longer, requests, effort)
-        policies = _policies(loaded, longer, requests, effort, plan_policies, plan_tokens)
-    if as_json:
-        found = {"model": folder.name, "device": str(loaded.device), "threads": threads}
-        found |= {"clock": clock, "plan_tokens": plan_tokens}
-        compared = {"batching": batching, "plan_policies": policies}
-        _print_json({**found, "rows": rows, **compared, "left": left})
-    else:
-        typer.echo("\n".join([*_lines(rows, left, batching), *_policy_lines(policies)]))
+    n_parts = len(cases) * (rounds + 2) + rounds * (4 * bool(outputs) + len(compared))
+    with watching(Console(stderr=True), n_parts) as watch:
+        rows, left = _rows(loaded, work, cases, effort, watch)
+        batching = _batching(loaded, longer, requests, effort, watch) if outputs else None
+        policies = _policies(loaded, longer, requests, effort, compared, plan_tokens, watch)
+    report = EngineReport(
+        model=folder.name, device=str(loaded.device), threads=threads, clock=clock,
+        products="packed" if loaded.is_packed else "plain", plan_tokens=plan_tokens,
+        rows=rows, batching=batching, plan_policies=policies, left=left,
+    )  # fmt: skip
+    typer.echo(json_of(report) if as_json else "\n".join(lines_of(report)))
 
 
 class Effort(NamedTuple):
@@ -107,34 +110,46 @@ class Effort(NamedTuple):
     clock: Callable[[], float]
 
 
+def _each(option: str, text: str, of: Any) -> list[Any]:
+    """What an option names, in turn."""
+    try:
+        return msgspec.convert(text.split(",") if text else [], list[of], strict=False)
+    except msgspec.ValidationError as error:
+        raise typer.BadParameter(f"{option} {text!r}: {error}") from error
+
+
+def _load(folder: Path, device: str, dtype: str, threads: int, *, packs: bool) -> Model:
+    import torch
+
+    from dilaserve_gpu_worker.device import choose_device, choose_dtype
+    from dilaserve_gpu_worker.weights import load_model
+
+    torch.set_num_threads(threads)
+    return load_model(folder, device=choose_device(device), dtype=choose_dtype(dtype), packs=packs)
+
+
 def _rows(
-    model: Model, work: Work, cases: list[tuple[CacheMode, int]], effort: Effort
+    model: Model, work: Work, cases: list[tuple[CacheMode, int]], effort: Effort, watch: Watch
 ) -> tuple[list[EngineRow], dict[str, list[Left]]]:
-    rows, left = [], {}
-    for mode, n in cases:
-        sys.stderr.write(f"{mode}, {n} at a time\n")
-        row, its_left = _row(model, work, mode, n, effort)
-        rows.append(row)
-        left[f"{mode} {n}"] = its_left
-    return rows, left
-
-
-def _row(
-    model: Model, work: Work, mode: CacheMode, concurrency: int, effort: Effort
-) -> tuple[EngineRow, list[Left]]:
     from dilaserve_bench.engine.feed import Feed, requests_of
     from dilaserve_bench.engine.shares import measure_row
 
-    engine = _engine(model, work, mode, concurrency)
-    feed = Feed(engine, requests_of(work), concurrency)
-    name = mode, concurrency
-    return measure_row(model, engine, feed, name=name, **effort._asdict())
+    rows, left = [], {}
+    for mode, n in cases:
+        watch.begins(f"{mode}, {n} at a time")
+        engine = _engine(model, work, mode, n)
+        feed = Feed(engine, requests_of(work), n)
+        row, left[f"{mode} {n}"] = measure_row(
+            model, engine, feed, name=(mode, n), reached=watch.reached, **effort._asdict()
+        )
+        rows.append(row)
+    return rows, left
 
 
-def _batching(model: Model, work: Work, n_requests: int, effort: Effort) -> Batching:
+def _batching(model: Model, work: Work, n_requests: int, effort: Effort, watch: Watch) -> Batching:
     from dilaserve_bench.engine.batching import measure_batching
 
-    sys.stderr.write("continuous and static batches\n")
+    watch.begins("continuous and static batches")
     return measure_batching(
         _engine(model, work, "dual", BATCH),
         work,
@@ -143,24 +158,32 @@ def _batching(model: Model, work: Work, n_requests: int, effort: Effort) -> Batc
         n_requests=n_requests,
         n_rounds=effort.n_rounds,
         clock=effort.clock,
+        reached=watch.reached,
     )
 
 
 def _policies(
-    model: Model, work: Work, n_requests: int, effort: Effort, names: str, n_tokens: int
+    model: Model,
+    work: Work,
+    n_requests: int,
+    effort: Effort,
+    names: list[PlanPolicyName],
+    n_tokens: int,
+    watch: Watch,
 ) -> list[PolicyRow]:
     from dilaserve_bench.engine.policies import measure_policies
 
-    wanted = msgspec.convert(names.split(",") if names else [], list[PlanPolicyName])
-    for name in wanted:
-        sys.stderr.write(f"plan policy {name}\n")
+    if not names:
+        return []
+    watch.begins("plan policies")
     return measure_policies(
-        {name: _engine(model, work, "dual", BATCH, name, n_tokens) for name in wanted},
+        {name: _engine(model, work, "dual", BATCH, name, n_tokens) for name in names},
         work,
         concurrency=BATCH,
         n_requests=n_requests,
         n_rounds=effort.n_rounds,
         clock=effort.clock,
+        reached=watch.reached,
     )
 
 
@@ -182,43 +205,3 @@ def _engine(
         max_batch_tokens=concurrency * work.longest,
         plan_policy=build_plan_policy(plan_policy, n_tokens=plan_tokens),
     )
-
-
-def _print_json(found: dict[str, Any]) -> None:
-    typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
-
-
-def _lines(
-    rows: list[EngineRow], left: dict[str, list[Left]], batching: Batching | None
-) -> Iterator[str]:
-    yield "mode    at a time  tokens/s  step ms  outside forward  outside kernels  of bare"
-    for row in rows:
-        yield (
-            f"{row.mode:6}  {row.concurrency:9}  {row.tokens_per_s:8.0f}  {row.step_ms:7.2f}  "
-            f"{row.outside_forward:15.3f}  {row.outside_kernels:15.3f}  {row.of_bare:7.3f}"
-        )
-    for name, parts in left.items():
-        shares = [f"{part.operator} {100 * part.share:.1f} %" for part in parts[:6]]
-        yield f"outside kernels, {name}: {', '.join(shares)}"
-    if batching is not None:
-        yield (
-            f"{batching.concurrency} at a time, mixed lengths: continuous "
-            f"{batching.continuous:.0f} tokens/s, {batching.over_static:.2f} x static, "
-            f"{batching.over_leaving:.2f} x static where ended requests leave the batch, "
-            f"{batching.over_padded:.2f} x static and padded; {batching.fewer_passes:.2f} x fewer "
-            "passes than static"
-        )
-
-
-def _policy_lines(rows: list[PolicyRow]) -> Iterator[str]:
-    if rows:
-        yield (
-            "plan policy  tokens/s  passes  pass ms: mean, p99  gap ms: mean, p99  "
-            "request ms: mean, p99"
-        )
-    for row in rows:
-        yield (
-            f"{row.plan_policy:11}  {row.tokens_per_s:8.0f}  {row.n_passes:6}  "
-            f"{row.pass_ms:9.2f}  {row.pass_p99_ms:8.2f}  {row.gap_ms:8.2f}  "
-            f"{row.gap_p99_ms:8.2f}  {row.request_ms:11.1f}  {row.request_p99_ms:9.1f}"
-        )

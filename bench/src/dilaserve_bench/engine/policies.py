@@ -58,13 +58,15 @@ def measure_policies(
     n_requests: int,
     n_rounds: int,
     clock: Callable[[], float],
+    reached: Callable[[], None] = lambda: None,
 ) -> list[PolicyRow]:
     """The same requests under each policy, in rounds that alternate. `engines` are empty, and are
-    empty again."""
+    empty again. `reached` is called after each policy of each round."""
     seen = {name: _Seen() for name in engines}
     for _ in range(n_rounds):
         for name, engine in engines.items():
             _run(engine, work, concurrency, n_requests, seen[name], clock)
+            reached()
     n_tokens = sum(work.outputs[number % len(work.outputs)] for number in range(n_requests))
     return [
         PolicyRow(

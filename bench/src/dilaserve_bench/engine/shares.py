@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from dilaserve_bench.engine.bare import BareProducts
 from dilaserve_bench.engine.feed import Feed
-from dilaserve_gpu_worker.engine.batch import build_batch
+from dilaserve_gpu_worker.engine.batch import Batch, build_batch
 from dilaserve_gpu_worker.engine.engine import Engine, Plan
 from dilaserve_gpu_worker.models.model import Model
 
@@ -42,7 +42,11 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
     outside_kernels: float
     """Not in matrix products or attention, by torch's profiler, whose own cost is in it."""
     of_bare: float
-    """Throughput by that of the bare products at the same shapes."""
+    """Throughput by that of the matrix products and the attention alone, at the same shapes and as
+    torch computes them by itself (F.linear): above 1 where the engine computes them faster."""
+    of_kernels: float
+    """The same with the products that the engine calls, of packed matrices where its own are: what
+    its pass costs beside its kernels. `of_bare` where they are plain."""
 
 
 class Left(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,11 +58,21 @@ class Left(msgspec.Struct, frozen=True, kw_only=True):
     """A step."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """What is timed beside a pass."""
+
+    bare: BareProducts
+    kernels: BareProducts | None
+    """None: the same."""
+
+
 @dataclass(slots=True)
 class _Round:
     step_s: float = 0.0
     forward_s: float = 0.0
     bare_s: float = 0.0
+    kernels_s: float = 0.0
     n_tokens: int = 0
 
 
@@ -71,14 +85,19 @@ def measure_row(
     n_passes: int,
     n_rounds: int,
     clock: Clock,
+    reached: Callable[[], None] = lambda: None,
 ) -> tuple[EngineRow, list[Left]]:
     """Rounds of `n_passes` each, after one to warm up; every pass is followed by the bare
-    products at its shapes, so that both see the same machine. `name`: mode and concurrency."""
-    bare = BareProducts(model)
+    products at its shapes, so that both see the same machine. `name`: mode and concurrency.
+    `reached` is called after each of the `n_rounds` + 2 parts: the last one is the profiler's."""
+    kernels = BareProducts(model, is_packed=True) if model.is_packed else None
+    beside = _Beside(BareProducts(model), kernels)
     device_clock = _waiting(clock, model.device)
-    _round(engine, feed, bare, n_passes, device_clock)
-    rounds = [_round(engine, feed, bare, n_passes, device_clock) for _ in range(n_rounds)]
+    _, *rounds = [
+        _round(engine, feed, beside, n_passes, device_clock, reached) for _ in range(1 + n_rounds)
+    ]
     left = profile_left(engine, feed, n_passes * n_rounds, model.device)
+    reached()
     row = EngineRow(
         mode=name[0],
         concurrency=name[1],
@@ -87,6 +106,7 @@ def measure_row(
         outside_forward=_median(rounds, lambda r: 1 - r.forward_s / r.step_s),
         outside_kernels=sum(each.share for each in left),
         of_bare=_median(rounds, lambda r: r.bare_s / r.step_s),
+        of_kernels=_median(rounds, lambda r: r.kernels_s / r.step_s),
     )
     return row, left[:N_LEFT]
 
@@ -118,16 +138,30 @@ def profile_left(engine: Engine, feed: Feed, n_passes: int, device: torch.device
     return sorted(left, key=lambda each: -each.share)
 
 
-def _round(engine: Engine, feed: Feed, bare: BareProducts, n_passes: int, clock: Clock) -> _Round:
+def _round(
+    engine: Engine,
+    feed: Feed,
+    beside: _Beside,
+    n_passes: int,
+    clock: Clock,
+    reached: Callable[[], None],
+) -> _Round:
     taken = _Round()
     for _ in range(n_passes):
         feed.fill()
         plan = _pass(engine, feed, taken, clock)
-        batch = build_batch(plan.rows, bare.shift)
-        start = clock()
-        bare.run(batch)
-        taken.bare_s += clock() - start
+        batch = build_batch(plan.rows, beside.bare.shift)
+        bare_s = _seconds(beside.bare, batch, clock)
+        taken.bare_s += bare_s
+        taken.kernels_s += _seconds(beside.kernels, batch, clock) if beside.kernels else bare_s
+    reached()
     return taken
+
+
+def _seconds(products: BareProducts, batch: Batch, clock: Clock) -> float:
+    start = clock()
+    products.run(batch)
+    return clock() - start
 
 
 def _pass(engine: Engine, feed: Feed, taken: _Round, clock: Clock) -> Plan:

@@ -22,7 +22,7 @@ from dilaserve.profiles import (
     load_profiles,
     save_profiles,
 )
-from dilaserve_gpu_worker.options import Device, Dtype, Threads
+from dilaserve_gpu_worker.options import Device, Dtype, PackWeights, Threads
 
 if TYPE_CHECKING:
     from dilaserve_gpu_worker.engine.engine import Engine
@@ -46,9 +46,6 @@ CudaGraphs = Annotated[
 ]
 Compile = Annotated[
     Literal["off", "on"], typer.Option("--compile", help="Have torch compile the blocks.")
-]
-PackWeights = Annotated[
-    Literal["auto", "off"], typer.Option(help="Pack matrices on a CPU where that pays.")
 ]
 
 
