@@ -158,6 +158,21 @@ async def test_next_life_goes_back_from_what_cannot_be_finished(tmp_path: Path, 
         await end(third)
 
 
+async def test_worker_that_is_stopped_is_replaced(tmp_path: Path) -> None:
+    async with home(tmp_path) as ours:
+        planner = await ours.planner(DILASERVE_SILENT_TIMEOUT_S="5")
+        await ours.until([1, 1])
+        pids = {int(path.read_text()): path for path in (tmp_path / "instances").glob("*.pid")}
+        stopped = min(pids)
+        os.kill(stopped, signal.SIGSTOP)
+        await ours.until([1])
+        await ours.until([1, 1])
+        assert not pids[stopped].exists()
+        with pytest.raises(ProcessLookupError):
+            os.kill(stopped, 0)
+        await end(planner)
+
+
 async def killed_at(
     ours: Home, stage: str, counts: dict[int, int], *, before: dict[int, int]
 ) -> None:

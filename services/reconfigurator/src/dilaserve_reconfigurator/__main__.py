@@ -33,6 +33,7 @@ from dilaserve_reconfigurator.planner import Planner, PlannerOptions
 from dilaserve_reconfigurator.record import Plans
 from dilaserve_reconfigurator.service import Clocks, ReconfiguratorService
 from dilaserve_reconfigurator.settings import ReconfiguratorSettings, degrees_of
+from dilaserve_reconfigurator.silence import Silence
 from dilaserve_reconfigurator.spare import only
 from dilaserve_reconfigurator.whatif import parse_mix, parse_nodes
 
@@ -107,6 +108,7 @@ async def _serve(
             slo_s=settings.slo_ms / 1000,
             measure_s=settings.plan_window_s,
             keeper=_keeper(settings, nodes, bus, members),
+            silence=Silence(settings.silent_timeout_s, settings.launch_timeout_s),
         )
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, service.stop, number.name)

@@ -111,6 +111,10 @@ class Executor:
         """What runs, as stage 2 takes it."""
         return tuple(Placed(each.name, each.slot) for each in await self._launcher.running())
 
+    async def end(self, name: str) -> None:
+        """End an instance, by force if it has to be. Raises LaunchError."""
+        await self._launcher.stop(name)
+
     def at(self, stage: Stage) -> None:
         """Whoever drives it is at a stage of its own."""
         self._at(stage)

@@ -25,6 +25,7 @@ from dilaserve_reconfigurator.stage2 import Placed, Transition
 __all__ = ["Keeper"]
 
 SOLVE_S = 20.0
+END_S = 60.0
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,12 @@ class Keeper:
     async def cluster(self) -> Cluster:
         """What runs, and where."""
         return Cluster(self._nodes, await self._executor.running())
+
+    async def end(self, name: str) -> None:
+        """End an instance that serves no more; `keep` then replaces it. Raises LaunchError, and
+        TimeoutError where its host does not answer."""
+        async with asyncio.timeout(END_S):
+            await self._executor.end(name)
 
     async def keep(self) -> Report | None:
         """Bring about what is wanted. None if it is there. A plan that was under way when the

@@ -40,6 +40,7 @@ from dilaserve_reconfigurator.observe import PlannerMetrics
 from dilaserve_reconfigurator.outcomes import Outcomes
 from dilaserve_reconfigurator.planner import Cluster, Planner
 from dilaserve_reconfigurator.record import Mix, PlanRecord, Plans, mix_text
+from dilaserve_reconfigurator.silence import Silence
 
 __all__ = ["Clocks", "ReconfiguratorService"]
 
@@ -78,9 +79,10 @@ class ReconfiguratorService:
         slo_s: float = 30.0,
         measure_s: float = 300.0,
         keeper: Keeper | None = None,
+        silence: Silence | None = None,
     ) -> None:
         """`slo_s`: of requests that bring none; `measure_s`: for so long before and after a plan
-        its effect is measured; `keeper`: None only proposes."""
+        its effect is measured; `keeper`: None only proposes; `silence`: None ends nobody."""
         self._bus = bus
         self._planner = planner
         self._monitor = monitor
@@ -93,6 +95,7 @@ class ReconfiguratorService:
         self._every_s = every_s
         self._measure_s = measure_s
         self._keeper = keeper
+        self._silence = silence or Silence(0.0, 0.0)
         self._outcomes = Outcomes(slo_s=slo_s)
         self._applying = None
         if keeper is not None:
@@ -186,15 +189,22 @@ class ReconfiguratorService:
         if self._keeper is None or self._clocks.monotonic() < self._keep_from_s:
             return
         try:
+            await self._end_silent(self._keeper)
             report = await self._keeper.keep()
             self._trouble = ""
-        except (DiLaServeError, OSError) as error:
+        except (DiLaServeError, OSError) as error:  # a TimeoutError is an OSError
             if str(error) != self._trouble:
                 log.warning("the instances stay as they are: %s", error)
             self._trouble = str(error)
             report = None
         if report is not None and report.phase == "given_up":
             self._keep_from_s = self._clocks.monotonic() + RETRY_S
+
+    async def _end_silent(self, keeper: Keeper) -> None:
+        running = [placed.instance_id for placed in (await keeper.cluster()).running]
+        for name in self._silence.look(self._clocks.monotonic(), running):
+            log.warning("%s runs and is not heard: it is ended, and replaced", name)
+            await keeper.end(name)
 
     async def _apply(self, record: PlanRecord) -> None:
         if self._applying is not None and await self._applying.apply(record):
@@ -223,6 +233,7 @@ class ReconfiguratorService:
             submit = decode_request(message.data)
         except msgspec.DecodeError:
             return  # the scheduler, whom it was meant for, counts it
+        self._silence.heard()
         if isinstance(submit, Submit):
             now, request_id = self._clocks.monotonic(), submit.request_id
             slo_s = submit.slo_ms / 1000 if submit.slo_ms is not None else None
@@ -240,9 +251,11 @@ class ReconfiguratorService:
             return
         now = self._clocks.monotonic()
         self._monitor.alive(now)
+        self._silence.heard()
         match event:
             case InstanceUp() | Heartbeat():
                 self._members.heard(now, event.info)
+                self._silence.heard(event.info.name)
             case InstanceDown():
                 self._members.left(event.instance_id)
             case StepResult():

@@ -90,6 +90,12 @@ class ReconfiguratorSettings(CommonSettings, frozen=True, kw_only=True):
     launch_timeout_s: Annotated[
         float, "how long a worker may take from its launch until it serves", POSITIVE
     ] = 300.0
+    silent_timeout_s: Annotated[
+        float,
+        "how long a worker may be silent, while others are heard, until it is ended and replaced; "
+        "0: for ever",
+        NOT_NEGATIVE,
+    ] = 30.0
     start_timeout_s: Annotated[float, "how long to wait for NATS at the start", NOT_NEGATIVE] = 30.0
 
     def options(self) -> PlannerOptions | None:

@@ -32,6 +32,7 @@ from dilaserve_reconfigurator.members import Members
 from dilaserve_reconfigurator.monitor import Monitor
 from dilaserve_reconfigurator.record import Plans
 from dilaserve_reconfigurator.service import Clocks, ReconfiguratorService
+from dilaserve_reconfigurator.silence import Silence
 
 from .test_executor import Drains, MemoryLauncher, executor
 from .test_members import info
@@ -97,6 +98,7 @@ async def serving(
     *,
     every_s: float = 3600.0,
     keeper: Keeper | None = None,
+    silence: Silence | None = None,
 ) -> AsyncIterator[Setting]:
     clock = Time()
     plans = Plans(folder)
@@ -112,6 +114,7 @@ async def serving(
         every_s=every_s,
         measure_s=20.0,
         keeper=keeper,
+        silence=silence,
     )
     setting = Setting(service, bus, clock, plans)
 
@@ -293,6 +296,22 @@ async def test_plan_that_fails_is_told_with_its_reason_and_undone(
     assert record.carried_out.phase == "given_up"
     assert record.carried_out.pause_s > 0.0 or record.carried_out.lowest > 0
     assert launcher.counts() == {1: 8, 2: 0, 4: 0}
+
+
+async def test_instance_that_runs_and_is_not_heard_is_replaced(
+    tmp_path: Path, telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "KEEP_EVERY_S", 0.01)
+    launcher = MemoryLauncher([4, 4], {1: 8})
+    keeper = Keeper(executor(launcher, Drains()), [4, 4], tmp_path / "instances", {1: 8})
+    silence = Silence(5.0, 1000.0)
+    silence.heard("i3")
+    async with serving(MemoryBus(), tmp_path, telemetry, keeper=keeper, silence=silence) as setting:
+        async with asyncio.timeout(10):
+            while "i3" in launcher.slots or len(launcher.slots) < 8:
+                await setting.hear(seconds=1, per_second=1, instances=0)
+                await asyncio.sleep(0.02)
+    assert set(launcher.slots) == {f"i{n}" for n in range(8)} - {"i3"} | {"new-1"}
 
 
 async def test_stops_at_once_in_the_middle_of_a_plan(
