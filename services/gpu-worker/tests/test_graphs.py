@@ -33,6 +33,7 @@ from dilaserve_gpu_worker.engine.tape import TapeCapture
 from dilaserve_gpu_worker.engine.types import Credit, EngineRequest
 from dilaserve_gpu_worker.models.model import Model
 from dilaserve_gpu_worker.transfer import StaticArrays
+from dilaserve_gpu_worker.weights import load_model
 
 CPU = torch.device("cpu")
 BLOCK = 8
@@ -238,7 +239,8 @@ def test_replays_give_what_eager_passes_give(
 @pytest.mark.parametrize("name", ["llada-mha", "dream-gqa"])
 def test_replays_reach_the_golden_texts(name: str, request: pytest.FixtureRequest) -> None:
     of = "golden" if name == "llada-mha" else "dream"
-    folder, golden = (request.getfixturevalue(f"{of}_{what}") for what in ("folder", "model"))
+    folder = request.getfixturevalue(f"{of}_folder")
+    golden = load_model(folder)
     cases = json.loads((folder / "golden.json").read_text())["cases"]
     cases = [case for case in cases if case["mode"] == "dual"]
     graphs = GraphOptions(TapeCapture(), block_length=16, min_uses=1)
