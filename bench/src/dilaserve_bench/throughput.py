@@ -2,8 +2,9 @@
 
 `make bench`. The bare loop and the workers' engines run on core 0; all else runs on core 1: the
 workers' other halves with their NATS and Redis clients, servers, scheduler, gateway and the clients
-that read the streams. Rounds alternate between the bare loop and the stacks within one run, so that only ratios are compared.
-Both keep the same number of requests going: where one ends, the next one starts.
+that read the streams. Rounds alternate between the bare loop and the stacks within one run, so that
+only ratios are compared. Both keep the same number of requests going: where one ends, the next one
+starts.
 """
 
 from __future__ import annotations
