@@ -71,8 +71,7 @@ def test_uneven_problems_end_early_unless_that_is_ignored() -> None:
     assert len(prompt_ids[0]) == 4
     model = load_model(TINY)
     ends = {
-        ignored: [run[-1] for run in record(model, "tiny", plan)]
-        for ignored, plan in plans.items()
+        ignored: [run[-1] for run in record(model, "tiny", plan)] for ignored, plan in plans.items()
     }
     assert any(end.finish_reason == "stop" for end in ends[False])
     assert any(end.n_unmasked < end.n_output for end in ends[False])

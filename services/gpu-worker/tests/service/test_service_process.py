@@ -295,7 +295,8 @@ async def test_a_stop_while_waiting_for_nats_is_clean(cluster):
         first = await asyncio.wait_for(process.stderr.readline(), 30)
         assert b"random on cpu, tensor parallelism 1, cache dual, attention sdpa" in first
         assert b"CUDA graphs off (the device is cpu), torch.compile off" in first
-        assert b"torch.compile off, type float32, plan policy blockserve, " in first
+        assert b"torch.compile off, type float32, products " in first
+        assert b", plan policy blockserve, " in first
         line = await asyncio.wait_for(process.stderr.readline(), 30)
         assert b"waiting for NATS" in line
         process.terminate()

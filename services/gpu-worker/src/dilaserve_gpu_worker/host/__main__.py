@@ -76,7 +76,7 @@ def _words(settings: WorkerSettings, engine: Engine, info: InstanceInfo) -> str:
     return (
         f"model {info.model_id} on {info.device}, tensor parallelism {info.tp_degree}, "
         f"cache {info.cache_mode}, attention {engine.attention}, CUDA graphs {graphs.words}, "
-        f"torch.compile {settings.compile}, type {engine.dtype}, "
+        f"torch.compile {settings.compile}, type {engine.dtype}, products {engine.products}, "
         f"plan policy {settings.plan_policy}, {info.n_kv_tokens} KV tokens"
     )
 
