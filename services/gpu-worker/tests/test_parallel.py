@@ -29,6 +29,7 @@ from dilaserve_gpu_worker.engine.engine import Engine
 from dilaserve_gpu_worker.engine.types import Credit, EngineLostError, EngineRequest
 from dilaserve_gpu_worker.loading import start_ranks
 from dilaserve_gpu_worker.models.model import Model
+from dilaserve_gpu_worker.models.products import packing_pays
 from dilaserve_gpu_worker.parallel import Ranks, launch_ranks
 from dilaserve_gpu_worker.parallel.frames import pack_batch, unpack_batch
 from dilaserve_gpu_worker.settings import WorkerSettings
@@ -132,6 +133,8 @@ def test_the_tokens_are_those_of_one_rank(
     name: str, degree: int, golden_folder: Path, dream_folder: Path, packs: bool
 ) -> None:
     """But where two candidates, or the threshold, lie within 1e-5; such cases are few."""
+    if degree == 4 and not packs and packing_pays(torch.device("cpu"), torch.float32):
+        pytest.skip("four ranks take a minute; here in the form that is served, packed")
     folder = golden_folder if name == "llada-mha" else dream_folder
     cases = json.loads((folder / "golden.json").read_text())["cases"]
     differences = []
