@@ -7,6 +7,7 @@ import sys
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,6 +17,8 @@ from torch import Tensor
 from dilaserve.errors import SettingsError
 from dilaserve_gpu_worker.attention import (
     Attention,
+    Ragged,
+    Run,
     attention_backend,
     backends,
     choose_attention,
@@ -29,6 +32,7 @@ from dilaserve_gpu_worker.attention.trial import (
 )
 from dilaserve_gpu_worker.attention.varlen import Lengths, prepare_gathered, prepare_paged
 from dilaserve_gpu_worker.engine.engine import Engine
+from dilaserve_gpu_worker.engine.kv_pool import PAGE_TOKENS
 from dilaserve_gpu_worker.models.model import Model
 
 CPU = torch.device("cpu")
@@ -69,6 +73,17 @@ def test_ragged_batches_without_a_pool(name: str) -> None:
     attend = on_device(BACKENDS[name], case.ragged, CPU)
     mixed = attend(case.q_THA, case.k_TGA, case.v_TGA, None)
     torch.testing.assert_close(mixed.double(), plain_attention(case), atol=2e-6, rtol=1e-5)
+
+
+def test_keys_of_neighbours_are_read_where_they_lie() -> None:
+    """Of five cached rows of two pages each: the first two and the last lie as they should, one
+    between is torn apart, and one lies elsewhere."""
+    tables = [[3, 4], [5, 6], [9, 7], [0, 1], [10, 11]]
+    slots = [page * PAGE_TOKENS + np.arange(PAGE_TOKENS) for row in tables for page in row]
+    keys = np.concatenate([np.concatenate(slots[i : i + 2])[:50] for i in range(0, 10, 2)])
+    ragged = Ragged([Run(5, 8, 50, 0, first_key=0)], np.arange(40), keys)
+    copied = [pages.tolist() for pages in attention_backend("sdpa")(ragged).arrays]
+    assert copied == [[], [9, 7], [], []]
 
 
 def test_the_choice_on_a_cpu(model: Model) -> None:

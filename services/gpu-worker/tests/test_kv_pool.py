@@ -22,6 +22,18 @@ def test_taking_more_than_is_free_changes_nothing() -> None:
     assert allocator.n_free == 2
 
 
+def test_pages_follow_each_other_where_they_can() -> None:
+    allocator = PageAllocator(8)
+    taken = [allocator.take(2) for _ in range(4)]
+    assert taken == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    for pages in (taken[1], taken[2], [7], [0]):
+        allocator.give_back(pages)
+    assert allocator.take(3) == [2, 3, 4]
+    assert allocator.take(2) == [0, 5]
+    assert allocator.take(0) == []
+    assert allocator.n_free == 1
+
+
 def test_giving_back_twice_is_an_error() -> None:
     allocator = PageAllocator(2)
     pages = allocator.take(1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from copy import copy
 
 from dilaserve.messages import CacheMode
-from dilaserve_gpu_worker.engine.batch import shape_of
+from dilaserve_gpu_worker.engine.batch import place_of
 from dilaserve_gpu_worker.engine.engine import Engine, Plan
 from dilaserve_gpu_worker.engine.sequence import Row, Sequence
 from dilaserve_gpu_worker.engine.types import BatchOutput
@@ -35,7 +35,7 @@ class Riders:
         if plan is None:
             return None
         before = {row.request_id: copy(row.sequence) for row in plan.rows}
-        rows = sorted([*plan.rows, *self._rows], key=shape_of)
+        rows = sorted([*plan.rows, *self._rows], key=place_of)
         scores = self._engine.forward(Plan(rows, plan.started_s))
         output = self._engine.unmask(plan, scores)
         self._rows += [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 
 from dilaserve.messages import CommitOutcome, InstanceInfo
@@ -10,13 +9,13 @@ from dilaserve.store import Store
 from dilaserve.store.records import Commit
 from dilaserve_gpu_worker.holdings import Unanswered
 from dilaserve_gpu_worker.observe import WorkerMetrics
-from dilaserve_gpu_worker.patience import until_answered
+from dilaserve_gpu_worker.patience import Patience
 
 __all__ = ["Committer"]
 
 
 class Committer:
-    """Writes for one instance. `give_up` ends the wait for a store that does not answer."""
+    """Writes for one instance. `patience` is that for a store that does not answer."""
 
     def __init__(
         self,
@@ -25,19 +24,19 @@ class Committer:
         info: InstanceInfo,
         metrics: WorkerMetrics,
         clock: Callable[[], float],
-        give_up: asyncio.Event,
+        patience: Patience,
     ) -> None:
         self._store = store
         self._info = info
         self._metrics = metrics
         self._clock = clock
-        self._give_up = give_up
+        self._patience = patience
 
     async def commit(
         self, steps: Sequence[Unanswered], latency_ms: float
     ) -> list[CommitOutcome] | None:
         """One answer per step, in order; `gap` only if even the whole canvas was not taken.
-        None when the wait was given up: the steps may or may not be stored."""
+        None when patience ended before: the steps may or may not be stored."""
         outcomes = await self._ask([self._step(s, latency_ms) for s in steps])
         if outcomes is None:
             return None
@@ -54,10 +53,8 @@ class Committer:
         if not commits:
             return []
         started = self._clock()
-        outcomes = await until_answered(
-            lambda: self._store.commit(commits),
-            what=f"commit of {len(commits)} steps",
-            give_up=self._give_up,
+        outcomes = await self._patience.until_answered(
+            lambda: self._store.commit(commits), what=f"commit of {len(commits)} steps"
         )
         if outcomes is not None:
             self._metrics.answered(self._clock() - started, outcomes)

@@ -31,7 +31,7 @@ from dilaserve_gpu_worker.engine.types import BatchOutput, EngineLostError
 from dilaserve_gpu_worker.holdings import Holdings, Unanswered
 from dilaserve_gpu_worker.host.port import EnginePort
 from dilaserve_gpu_worker.observe import RequestTraces, WorkerMetrics
-from dilaserve_gpu_worker.patience import until_answered
+from dilaserve_gpu_worker.patience import Patience
 from dilaserve_gpu_worker.reports import Reports
 
 __all__ = ["WorkerService"]
@@ -67,7 +67,8 @@ class WorkerService:
         self._stop_timeout_s = stop_timeout_s
         self._crash = crash or CrashPoints()
         self._wake = asyncio.Event()
-        self._give_up = asyncio.Event()
+        self._for_loads = Patience()
+        self._for_commits = Patience()
         self._stop_reason: str | None = None
         self._error: EngineLostError | None = None
         self._commands: deque[StepCommand] = deque()
@@ -88,7 +89,7 @@ class WorkerService:
             info=info,
             metrics=self._metrics,
             clock=clock,
-            give_up=self._give_up,
+            patience=self._for_commits,
         )
         self._metrics.gauges(lambda: len(self._holdings), lambda: engine.n_free_kv_tokens)
 
@@ -115,11 +116,17 @@ class WorkerService:
             raise self._error
 
     def stop(self, reason: str) -> None:
-        """End `run` after the pass in flight and its commit, which may take `stop_timeout_s`."""
+        """End `run` after the pass in flight and its commit, or after `stop_timeout_s`."""
         if self._stop_reason is None:
             self._stop_reason = reason
-            asyncio.get_running_loop().call_later(self._stop_timeout_s, self._give_up.set)
+            self._for_loads.end()
+            asyncio.get_running_loop().call_later(self._stop_timeout_s, self._give_up)
             self._wake.set()
+
+    def _give_up(self) -> None:
+        """Leave behind what does not end: a commit without an answer, a pass, an engine."""
+        self._for_commits.end()
+        self._wake.set()
 
     # --- the loop ------------------------------------------------------------------------------
 
@@ -133,15 +140,14 @@ class WorkerService:
             if not await self._commit_next(tasks):
                 await self._wake.wait()
         self._engine.end()
-        while await self._commit_next(tasks) or not self._is_engine_done():
+        while await self._commit_next(tasks) or not self._is_over():
             await self._wake.wait()
             self._wake.clear()
         await self._settled()
 
-    def _is_engine_done(self) -> bool:
-        """Whether no more passes come; from one that hangs they are not waited for for ever."""
-        hangs = self._engine.is_silent and self._give_up.is_set()
-        return self._engine.has_ended or hangs
+    def _is_over(self) -> bool:
+        """Whether no more passes come, or none is waited for any more."""
+        return self._engine.has_ended or self._for_commits.has_ended
 
     async def _catch_up(self) -> None:
         """Apply commands, load what is wanted, free what ended."""
@@ -165,10 +171,9 @@ class WorkerService:
             # Only after the answer is it known which canvas is the committed one.
             await self._settled()
         items = list(wanted.values())
-        loaded = await until_answered(
+        loaded = await self._for_loads.until_answered(
             lambda: _load_requests(self._store, [item.request_id for item in items]),
             what=f"load of {len(items)} requests",
-            give_up=self._give_up,
         )
         if loaded is None:
             return
@@ -263,8 +268,6 @@ class WorkerService:
                     n_free_kv_tokens=self._engine.n_free_kv_tokens,
                     holds=self._holdings.report(),
                 )
-            else:
-                self._wake.set()  # a stop may have waited for it long enough
             if is_there != was_there:
                 log.warning("the engine's process %s", "is back" if is_there else "does not answer")
             was_there = is_there

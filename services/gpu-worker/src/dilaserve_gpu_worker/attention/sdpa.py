@@ -1,76 +1,122 @@
-"""Attention by torch's scaled_dot_product_attention, one call per run; any device.
+"""Attention by torch's scaled_dot_product_attention, some calls a pass and layer; any device.
 
 Rows are never padded to each other's keys: that would change sums, and so a row's result, with
-its batch mates. A batch of rows of one shape gives each row the bits that it gets alone.
+its batch mates. A batch of rows of one shape gives each row the bits that it gets alone. Keys
+whose pages follow each other are read in the pool, others are copied out of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dilaserve_gpu_worker.attention.runs import Ints, PooledKeys, Prepared, Ragged, Room, Run
-from dilaserve_gpu_worker.engine.kv_pool import PAGE_TOKENS
+from dilaserve_gpu_worker.engine.kv_pool import PAGE_TOKENS, n_pages_for
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows of a run whose keys are had in one way, in one call."""
+
+    n_rows: int
+    n_keys: int
+    start: int
+    """Flat index of the first query."""
+    stop: int
+    pages: Ints
+    """Those to copy, row by row; none where `first_page` says where they lie, or where a row's keys
+    are its own tokens."""
+    first_page: int | None = None
+    """All pages of all rows follow this one."""
+
+    @property
+    def reads_pool(self) -> bool:
+        """Whether keys beside the rows' own tokens are wanted."""
+        return self.first_page is not None or len(self.pages) > 0
 
 
 def prepare_sdpa(ragged: Ragged, room: Room | None = None) -> Prepared:
     """See attention.Attention. Raises ValueError for a room: its calls follow a batch's runs."""
     if room is not None:
         raise ValueError("sdpa has room for the batch itself only; use a backend of STATIC")
-    pages = [_pages(ragged, run) for run in ragged.runs]
-    return Prepared([*pages], lambda tensors: partial(_attend, ragged.runs, tensors))
+    parts = [part for run in ragged.runs for part in _parts(ragged, run)]
+    return Prepared(
+        [part.pages for part in parts], lambda tensors: partial(_attend, parts, tensors)
+    )
 
 
-def _pages(ragged: Ragged, run: Run) -> Ints:
-    """Pages of a run's keys, row by row; none where a row's keys are its own tokens."""
+def _parts(ragged: Ragged, run: Run) -> Iterator[_Part]:
     if run.first_key is None:
-        return ragged.key_slots[:0]
+        yield _Part(run.n_rows, run.n_keys, run.start, run.stop, ragged.key_slots[:0])
+        return
     stop = run.first_key + run.n_rows * run.n_keys
     slots = ragged.key_slots[run.first_key : stop].reshape(run.n_rows, run.n_keys)
-    return (slots[:, ::PAGE_TOKENS] // PAGE_TOKENS).reshape(-1)
+    pages_BP = slots[:, ::PAGE_TOKENS] // PAGE_TOKENS
+    is_straight_B = (np.diff(pages_BP) == 1).all(axis=1)
+    follows_B = np.diff(pages_BP[:, 0], prepend=-1) == pages_BP.shape[1]
+    before_B = np.roll(is_straight_B, 1)
+    goes_on_B = (is_straight_B == before_B) & (follows_B | ~is_straight_B)
+    goes_on_B[0] = False
+    firsts = np.flatnonzero(~goes_on_B).tolist()
+    for first, last in zip(firsts, [*firsts[1:], run.n_rows], strict=True):
+        pages, at = pages_BP[first:last].reshape(-1), run.start + first * run.n_queries
+        yield _Part(
+            n_rows=last - first,
+            n_keys=run.n_keys,
+            start=at,
+            stop=at + (last - first) * run.n_queries,
+            pages=pages[:0] if is_straight_B[first] else pages,
+            first_page=int(pages[0]) if is_straight_B[first] else None,
+        )
 
 
 def _attend(
-    runs: Sequence[Run],
+    parts: Sequence[_Part],
     pages: Sequence[Tensor],
     q_THA: Tensor,
     k_TGA: Tensor,
     v_TGA: Tensor,
     pooled: PooledKeys | None,
 ) -> Tensor:
-    parts = []
-    for run, its_pages in zip(runs, pages, strict=True):
-        if run.first_key is None or pooled is None:
-            k_BKGA = _rows(k_TGA[run.start : run.stop], run.n_rows)
-            v_BKGA = _rows(v_TGA[run.start : run.stop], run.n_rows)
+    mixed = []
+    for part, its_pages in zip(parts, pages, strict=True):
+        if part.reads_pool and pooled is not None:
+            k_BKGA = _pooled(pooled.k_SGA, its_pages, part)
+            v_BKGA = _pooled(pooled.v_SGA, its_pages, part)
         else:
-            k_BKGA = _gathered(pooled.k_SGA, its_pages, run)
-            v_BKGA = _gathered(pooled.v_SGA, its_pages, run)
+            k_BKGA = _rows(k_TGA, part)
+            v_BKGA = _rows(v_TGA, part)
         o_BHQA = F.scaled_dot_product_attention(
-            _rows(q_THA[run.start : run.stop], run.n_rows).transpose(1, 2),
+            _rows(q_THA, part).transpose(1, 2),
             k_BKGA.transpose(1, 2),
             v_BKGA.transpose(1, 2),
             enable_gqa=q_THA.shape[1] != k_TGA.shape[1],
         )
-        parts.append(o_BHQA.transpose(1, 2).reshape(-1, *q_THA.shape[1:]))
-    n_padding = len(q_THA) - runs[-1].stop
+        mixed.append(o_BHQA.transpose(1, 2).reshape(-1, *q_THA.shape[1:]))
+    n_padding = len(q_THA) - parts[-1].stop
     if n_padding:
-        parts.append(q_THA.new_zeros(n_padding, *q_THA.shape[1:]))
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+        mixed.append(q_THA.new_zeros(n_padding, *q_THA.shape[1:]))
+    return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
 
 
-def _gathered(pool_SGA: Tensor, pages: Tensor, run: Run) -> Tensor:
-    """Keys or values of a run's rows as BKGA. Whole pages are copied, which is faster than slot by
-    slot; what lies behind a row's last key is left out of the view."""
-    pool_PSGA: Tensor = pool_SGA.unflatten(0, (-1, PAGE_TOKENS))
-    x_PSGA = pool_PSGA.index_select(0, pages)
-    return x_PSGA.view(run.n_rows, -1, *pool_SGA.shape[1:])[:, : run.n_keys]
+def _pooled(pool_SGA: Tensor, pages: Tensor, part: _Part) -> Tensor:
+    """Keys or values of a part's rows as BKGA. What lies behind a row's last key is left out."""
+    if part.first_page is None:
+        # Whole pages, which is faster than slot by slot.
+        pool_PSGA: Tensor = pool_SGA.unflatten(0, (-1, PAGE_TOKENS))
+        x_SGA = pool_PSGA.index_select(0, pages)
+    else:
+        n_slots = part.n_rows * n_pages_for(part.n_keys) * PAGE_TOKENS
+        x_SGA = pool_SGA.narrow(0, part.first_page * PAGE_TOKENS, n_slots)
+    return x_SGA.view(part.n_rows, -1, *pool_SGA.shape[1:])[:, : part.n_keys]
 
 
-def _rows(x_THA: Tensor, n_rows: int) -> Tensor:
-    """Split the flat axis into rows: THA → BQHA, a view."""
-    return x_THA.view(n_rows, -1, *x_THA.shape[1:])
+def _rows(x_THA: Tensor, part: _Part) -> Tensor:
+    """Split a part of the flat axis into rows: THA → BQHA, a view."""
+    return x_THA[part.start : part.stop].view(part.n_rows, -1, *x_THA.shape[1:])

@@ -156,13 +156,23 @@ def _attend(q_NHA: Tensor, k_SGA: Tensor, v_SGA: Tensor) -> Tensor:
     return torch.einsum("hns,sha->nha", scores_HNS.softmax(-1), v_SHA)
 
 
+def _pages_to_take(n_pages: int, chance: np.random.Generator) -> list[int]:
+    """From the last on: in order but for some that are exchanged, or in any order."""
+    pages = np.arange(n_pages)[::-1].copy()
+    n_exchanged = chance.choice([0, 2, 4, n_pages])
+    moved = chance.choice(n_pages, min(n_exchanged, n_pages), replace=False)
+    pages[moved] = pages[chance.permutation(moved)]
+    order: list[int] = pages.tolist()
+    return order
+
+
 def _ragged(
     shapes: list[tuple[int, int, int]], chance: np.random.Generator, has_pool: bool
 ) -> Ragged:
     runs, written, keys = [], [], []
     start = first_key = 0
     n_pages = sum(n_rows * -(-n_keys // PAGE_TOKENS) for n_rows, _, n_keys in shapes)
-    free = chance.permutation(n_pages + 3).tolist()
+    free = _pages_to_take(n_pages + 3, chance)
     for n_rows, n_queries, n_keys in shapes:
         is_full = n_queries == n_keys
         runs.append(Run(n_rows, n_queries, n_keys, start, None if is_full else first_key))

@@ -41,7 +41,7 @@ class Batch:
 
 
 def build_batch(rows: Sequence[Row], shift: int) -> Batch:
-    """Lay `rows` (sorted by shape, see `shape_of`) on one flat axis. `shift`: the model's
+    """Lay `rows` (sorted, see `place_of`) on one flat axis. `shift`: the model's
     ModelConfig.logit_shift."""
     lengths = np.array([len(row.tokens) for row in rows])
     starts = np.concatenate([[0], np.cumsum(lengths)])
@@ -61,9 +61,15 @@ def build_batch(rows: Sequence[Row], shift: int) -> Batch:
     )
 
 
-def shape_of(row: Row) -> tuple[int, int]:
+def _shape_of(row: Row) -> tuple[int, int]:
     """Numbers of queries and keys; rows of one shape that stand together are one run."""
     return len(row.tokens), row.n_keys
+
+
+def place_of(row: Row) -> tuple[int, int, int]:
+    """By which the rows of a pass are sorted: by shape, and then as their keys lie in the pool, so
+    that attention may read those of neighbours in one piece."""
+    return *_shape_of(row), int(row.slots[0]) if len(row.slots) else 0
 
 
 def _predictors(row: Row, positions: Ints, first: int, shift: int) -> Ints:
@@ -75,7 +81,7 @@ def _predictors(row: Row, positions: Ints, first: int, shift: int) -> Ints:
 def _pad(values: Ints) -> Ints:
     """Zeros up to a multiple of MIN_ROWS: token 0 at position 0, which nothing attends to.
     Nothing stays nothing."""
-    return np.pad(values, (0, -len(values) % MIN_ROWS))
+    return np.concatenate([values, np.zeros(-len(values) % MIN_ROWS, np.int64)])
 
 
 def _join(parts: Iterable[Ints]) -> Ints:
@@ -84,7 +90,7 @@ def _join(parts: Iterable[Ints]) -> Ints:
 
 def _runs(rows: Sequence[Row]) -> list[Run]:
     runs, start, first_key = [], 0, 0
-    for (n_queries, n_keys), group in groupby(rows, key=shape_of):
+    for (n_queries, n_keys), group in groupby(rows, key=_shape_of):
         n_rows = len(list(group))
         is_full = n_queries == n_keys
         runs.append(Run(n_rows, n_queries, n_keys, start, None if is_full else first_key))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from dilaserve.messages import CacheMode
 from dilaserve_gpu_worker.attention import choose_attention
-from dilaserve_gpu_worker.engine.batch import Batch, build_batch, shape_of
+from dilaserve_gpu_worker.engine.batch import Batch, build_batch, place_of
 from dilaserve_gpu_worker.engine.budget import PassBudget
 from dilaserve_gpu_worker.engine.commit import unmask_rows
 from dilaserve_gpu_worker.engine.graphs import GraphOptions
@@ -31,7 +31,7 @@ from dilaserve_gpu_worker.models.model import Model
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The rows of one pass, sorted by shape."""
+    """The rows of one pass, sorted (see batch.place_of)."""
 
     rows: list[Row]
     started_s: float
@@ -183,7 +183,7 @@ class Engine:
         chosen = self._policy.choose(rows, budget)
         for row in chosen:
             self._take_pages(row.sequence)
-        return Plan(sorted(chosen, key=shape_of), started_s)
+        return Plan(sorted(chosen, key=place_of), started_s)
 
     def forward(self, plan: Plan) -> Scores:
         """Logits of the masked positions of the rows' blocks, and how confident the model is of
