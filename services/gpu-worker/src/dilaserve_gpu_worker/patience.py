@@ -29,6 +29,8 @@ class Patience:
 
     def end(self) -> None:
         """Wait no longer: neither between two calls, nor for the answer to one under way."""
+        if self.has_ended:
+            return
         self.has_ended = True
         now = asyncio.get_running_loop().time()
         for wait in self._waits:

@@ -139,15 +139,19 @@ class WorkerService:
             await self._catch_up()
             if not await self._commit_next(tasks):
                 await self._wake.wait()
-        self._engine.end()
-        while await self._commit_next(tasks) or not self._is_over():
-            await self._wake.wait()
-            self._wake.clear()
-        await self._settled()
+        await self._finish(tasks)
 
-    def _is_over(self) -> bool:
-        """Whether no more passes come, or none is waited for any more."""
-        return self._engine.has_ended or self._for_commits.has_ended
+    async def _finish(self, tasks: asyncio.TaskGroup) -> None:
+        """Commit what still comes, until no more does or time is up."""
+        self._engine.end()
+        while True:
+            self._wake.clear()
+            if await self._commit_next(tasks):
+                continue
+            if self._engine.has_ended or self._for_commits.has_ended:
+                break
+            await self._wake.wait()
+        await self._settled()
 
     async def _catch_up(self) -> None:
         """Apply commands, load what is wanted, free what ended."""

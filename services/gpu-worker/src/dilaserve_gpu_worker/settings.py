@@ -69,7 +69,7 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
         float, "how long to wait for NATS and Redis at the start", NOT_NEGATIVE
     ] = 30.0
     stop_timeout_s: Annotated[
-        float, "how long a stop waits for the store to answer", NOT_NEGATIVE
+        float, "how long a stop waits for the pass under way and for the store", NOT_NEGATIVE
     ] = 5.0
 
     def __post_init__(self) -> None:

@@ -188,12 +188,15 @@ def hosted(engine: Any, crash: CrashPoints) -> EnginePort:
 
 
 class SlowStore(MemoryStore):
-    """A store that can be made to hold its answers to commits back, and keeps the questions."""
+    """A store that can be made to hold its answers to commits, or to loads, back, and keeps the
+    questions."""
 
     def __init__(self) -> None:
         super().__init__()
         self.answering = asyncio.Event()
         self.answering.set()
+        self.loading = asyncio.Event()
+        self.loading.set()
         self.asked: list[Commit] = []
         self.n_loads = 0
 
@@ -204,6 +207,7 @@ class SlowStore(MemoryStore):
 
     async def load(self, request_ids: Sequence[str]) -> list[RequestRecord | None]:
         self.n_loads += 1
+        await self.loading.wait()
         return await super().load(request_ids)
 
 

@@ -70,7 +70,7 @@ async def test_a_command_counts_as_applied_only_with_its_requests_loaded(rig):
 
 async def test_a_stop_command_ends_it_after_the_step_in_flight(make_rig, stopping):
     rig = await make_rig(started=False)
-    _, running = stopping(rig)
+    _, running = stopping(rig, stop_timeout_s=10)
     await rig.until(lambda: rig.heartbeats)
     await rig.new("r", n_output=8)
     rig.engine.passing.clear()
@@ -88,14 +88,24 @@ async def test_a_stop_command_ends_it_after_the_step_in_flight(make_rig, stoppin
     assert rig.events[-1] is rig.downs[0]
 
 
-async def test_a_stop_does_not_wait_for_ever_for_the_store(make_rig, stopping):
+def go_down(store):
+    store.down = True
+
+
+def hang(store):
+    store.answering.clear()
+    store.loading.clear()
+
+
+@pytest.mark.parametrize("trouble", [go_down, hang])
+async def test_a_stop_does_not_wait_for_ever_for_the_store(make_rig, stopping, trouble):
     rig = await make_rig(started=False)
     service, running = stopping(rig)
     await rig.until(lambda: rig.heartbeats)
     await rig.new("r", n_output=8)
     await rig.credit("r", until_step=1)
     await rig.until(lambda: rig.steps("r") == [1])
-    rig.store.down = True
+    trouble(rig.store)
     await rig.credit("r")
     await rig.until(lambda: rig.engine.n_passes == 2 + 3)
     service.stop("SIGTERM")
@@ -104,17 +114,35 @@ async def test_a_stop_does_not_wait_for_ever_for_the_store(make_rig, stopping):
     assert rig.steps("r") == [1]
 
 
-async def test_a_stop_while_loading_does_not_wait_for_ever(make_rig, stopping):
+@pytest.mark.parametrize("trouble", [go_down, hang])
+async def test_a_stop_waits_for_no_load(make_rig, stopping, trouble):
+    """Whoever stops has no use for one."""
     rig = await make_rig(started=False)
-    service, running = stopping(rig)
+    service, running = stopping(rig, stop_timeout_s=60)
     await rig.until(lambda: rig.heartbeats)
     await rig.new("r")
-    rig.store.down = True
+    trouble(rig.store)
     await rig.credit("r")
     await rig.until(lambda: rig.store.n_loads)
     service.stop("SIGTERM")
     await asyncio.wait_for(running, 5)
     assert rig.deltas == []
+
+
+async def test_a_stop_does_not_wait_for_ever_for_a_pass(make_rig, stopping):
+    """Of an engine whose process answers, as it does in the middle of one."""
+    rig = await make_rig(started=False)
+    service, running = stopping(rig)
+    await rig.until(lambda: rig.heartbeats)
+    await rig.new("r")
+    rig.engine.passing.clear()
+    await rig.credit("r")
+    await rig.until(lambda: rig.engine.n_begun == 2 + 1)
+    service.stop("SIGTERM")
+    await asyncio.wait_for(running, 5)
+    rig.engine.passing.set()
+    await rig.until(lambda: rig.downs)
+    assert (await rig.record("r")).step == 0
 
 
 async def test_an_engine_that_fails_takes_its_instance_down(make_rig, stopping):
@@ -188,8 +216,8 @@ async def stopping():
     """Run a rig's service in a task that the test itself ends."""
     tasks = []
 
-    def start(rig):
-        service = rig.build()
+    def start(rig, **options):
+        service = rig.build(**options)
         tasks.append(asyncio.create_task(service.run()))
         return service, tasks[-1]
 

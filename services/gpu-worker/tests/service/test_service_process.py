@@ -40,8 +40,9 @@ PROMPT = [7, 8, 9]
 class Cluster:
     """NATS, Valkey, and the test as scheduler and gateway."""
 
-    def __init__(self, bus, store, env) -> None:
+    def __init__(self, bus, store, valkey, env) -> None:
         self.bus, self.store, self.env = bus, store, env
+        self.valkey = valkey
         self.events: list = []
         self.deltas: list = []
 
@@ -132,7 +133,7 @@ async def cluster(make_folder):
             "DILASERVE_KV_TOKENS": "4096",
             "OMP_NUM_THREADS": "1",
         }
-        cluster = Cluster(bus, store, env)
+        cluster = Cluster(bus, store, valkey, env)
         await cluster.listen()
         yield cluster
         await bus.close()
@@ -253,8 +254,9 @@ async def test_an_instance_beats_only_while_its_engine_runs(cluster, expected):
     assert b"the engine's process is back" in log
 
 
-async def test_a_stop_does_not_wait_for_ever_for_an_engine_that_hangs(cluster):
-    env = {"DILASERVE_HEARTBEAT_MS": "50", "DILASERVE_STOP_TIMEOUT_S": "0.5"}
+@pytest.mark.parametrize("heartbeat_ms", ["50", "20000"])
+async def test_a_stop_does_not_wait_for_ever_for_an_engine_that_hangs(cluster, heartbeat_ms):
+    env = {"DILASERVE_HEARTBEAT_MS": heartbeat_ms, "DILASERVE_STOP_TIMEOUT_S": "0.5"}
     async with cluster.worker(**env) as process:
         await cluster.joined("w1")
         [engine] = psutil.Process(process.pid).children()
@@ -266,6 +268,22 @@ async def test_a_stop_does_not_wait_for_ever_for_an_engine_that_hangs(cluster):
     assert [event.reason for event in cluster.events if isinstance(event, InstanceDown)] == [
         "SIGTERM"
     ]
+
+
+async def test_a_stop_is_over_before_a_store_that_hangs_has_timed_out(cluster):
+    """Whoever kills what does not end within 10 s must not have to."""
+    async with cluster.worker(DILASERVE_STOP_TIMEOUT_S="0.5") as process:
+        info = (await cluster.joined("w1")).info
+        await cluster.submit("r", info.instance_id)
+        while not cluster.deltas:
+            await asyncio.sleep(0.001)
+        cluster.valkey.send_signal(signal.SIGSTOP)
+        process.terminate()
+        try:
+            _, log = await asyncio.wait_for(process.communicate(), 4)
+        finally:
+            cluster.valkey.send_signal(signal.SIGCONT)
+        assert process.returncode == 0, log.decode()
 
 
 async def test_a_signal_to_all_while_the_model_loads_is_the_parents_business(cluster):

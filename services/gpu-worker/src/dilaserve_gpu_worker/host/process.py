@@ -22,8 +22,10 @@ from dilaserve_gpu_worker.host.port import EnginePort
 
 __all__ = ["EngineNotStartedError", "EngineProcess", "engine_process"]
 
-END_TIMEOUT_S = 5.0
-"""For a pass under way to end, when the process is to end."""
+EXIT_TIMEOUT_S = 5.0
+"""For the exit of a process that has closed its pipe, to know its code."""
+END_TIMEOUT_S = 3.0
+"""For the exit of one that has run its last pass and has been told to end."""
 
 
 class EngineNotStartedError(DiLaServeError):
@@ -60,7 +62,7 @@ class EngineProcess:
         if isinstance(report, Lost):
             raise EngineLostError(report.reason)
         if not isinstance(report, Ready):
-            raise EngineNotStartedError(await self.code() or 1)
+            raise EngineNotStartedError(await self.code(EXIT_TIMEOUT_S) or 1)
         self.listens = True
         return report
 
@@ -85,14 +87,14 @@ class EngineProcess:
         return report
 
     async def _words(self) -> str:
-        code = await self.code()
+        code = await self.code(EXIT_TIMEOUT_S)
         how = "it hangs" if code is None else f"exit code {code}"
         return f"{how}; see its own words in the log, and start the instance again"
 
-    async def code(self) -> int | None:
-        """Its exit code, when it has ended within some seconds."""
+    async def code(self, timeout_s: float) -> int | None:
+        """Its exit code, when it has ended within that time."""
         try:
-            return await asyncio.to_thread(self._child.wait, END_TIMEOUT_S)
+            return await asyncio.to_thread(self._child.wait, timeout_s)
         except subprocess.TimeoutExpired:
             return None
 
@@ -112,7 +114,7 @@ async def engine_process() -> AsyncIterator[EngineProcess]:
                 yield process
                 orders.close()
                 if process.listens:
-                    await process.code()
+                    await process.code(END_TIMEOUT_S)
     finally:
         child.kill()  # does no harm to one that has ended
         child.wait()

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,7 +26,10 @@ from dilaserve_gpu_worker.parallel.frames import Loaded, RankSpec, Start, pack_b
 from dilaserve_gpu_worker.parallel.group import LOOPBACK, GroupPeers
 from dilaserve_gpu_worker.speedups import AutoOnOff
 
-END_TIMEOUT_S = 5.0
+EXIT_TIMEOUT_S = 5.0
+"""For the exit of a rank that has closed its pipe, to know its code."""
+END_TIMEOUT_S = 2.0
+"""For the exit of all ranks that have been told to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +87,10 @@ class Ranks:
         for rank in self._ranks:
             with suppress(BrokenPipeError):  # it has ended already
                 rank.orders.close()
+        deadline = time.monotonic() + END_TIMEOUT_S
         for rank in self._ranks:
             try:
-                rank.process.wait(END_TIMEOUT_S)
+                rank.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 rank.process.kill()
                 rank.process.wait()
@@ -172,7 +177,7 @@ def _start(spec: RankSpec) -> _Rank:
 
 def _ended(rank: _Rank) -> EngineLostError:
     try:
-        code: int | None = rank.process.wait(END_TIMEOUT_S)
+        code: int | None = rank.process.wait(EXIT_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         code = None
     return EngineLostError(
