@@ -1,6 +1,7 @@
 # One word per job, the same for people and CI.
 VENV ?= .venv
 ROUNDS ?= 20
+JOBS ?= 2
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq --retries 5
@@ -18,7 +19,7 @@ NOT_HERE := not slow and not gpu and not compose
 help:
 	@echo "make setup         virtual environment with everything that the other words need"
 	@echo "make up            the whole stack on this machine, and one streamed answer as proof"
-	@echo "make test          all tests that need neither a GPU nor Docker"
+	@echo "make test          all tests that need neither a GPU nor Docker, JOBS=2 files at a time"
 	@echo "make test-compose  the container images and docker-compose.yml, for real"
 	@echo "make soak          the mix of TP degrees changes ROUNDS=20 times under load; an hour or more"
 	@echo "make lint          ruff and mypy --strict"
@@ -44,7 +45,7 @@ up: setup
 	$(BIN)/dilaserve up --sample
 
 test: setup
-	$(BIN)/python -m pytest -m "$(NOT_HERE)"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "$(NOT_HERE)"
 
 test-compose: setup
 	$(BIN)/python -m pytest tests/compose -m compose -s -rs

@@ -55,7 +55,7 @@ def new_engine(
 
 
 class Products(TorchDispatchMode):
-    """Counts matrix products and attentions by the shapes of their arguments."""
+    """Counts matrix products and rows of attentions by the shapes of their arguments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,9 +63,11 @@ class Products(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
-        if name in ("linear", PACKED, "mm", "addmm", "bmm") or "scaled_dot_product" in name:
-            shapes = [tuple(a.shape) for a in args if isinstance(a, torch.Tensor)]
+        shapes = [tuple(a.shape) for a in args if isinstance(a, torch.Tensor)]
+        if name in ("linear", PACKED, "mm", "addmm", "bmm"):
             self.seen[name, tuple(shapes)] += 1
+        if "scaled_dot_product" in name:  # in how many calls is the engine's own affair
+            self.seen[name, tuple(shape[1:] for shape in shapes)] += shapes[0][0]
         return func(*args, **(kwargs or {}))
 
     def as_torch_does(self) -> Counter[tuple[str, tuple[Any, ...]]]:
