@@ -12,6 +12,7 @@ import torch
 import typer
 from typer.testing import CliRunner, Result
 
+from dilaserve.errors import ModelFolderError
 from dilaserve.messages import CacheMode
 from dilaserve.profiles import (
     LatencyProfile,
@@ -126,14 +127,12 @@ def test_an_engine_that_fails_is_left_empty(model: Model) -> None:
 # --- the file ------------------------------------------------------------------------------------
 
 
-def run_cli(folder: Path, out: Path, *options: str) -> Result:
+def run_cli(folder: Path | None, out: Path, *options: str) -> Result:
     app = typer.Typer()
     app.command()(profile)
     sizes = ["--lengths", "16,64", "--rows", "1,3", "--block", "8", "--output-len", "16"]
-    return CliRunner().invoke(
-        app,
-        ["--model", str(folder), "--out", str(out), *sizes, "--passes", "3", *options],
-    )
+    model = [] if folder is None else ["--model", str(folder)]
+    return CliRunner().invoke(app, [*model, "--out", str(out), *sizes, "--passes", "3", *options])
 
 
 def test_profile_is_written_and_the_scheduler_takes_it(
@@ -153,6 +152,25 @@ def test_profile_is_written_and_the_scheduler_takes_it(
     assert "TP-1 recompute: 4 points, 16 tokens" in result.output
     options = SchedulerSettings(policy="dilaserve", profile=str(out)).options()
     assert options.profiles == profiles
+
+
+def test_profile_finds_the_model_as_the_other_commands_do(
+    make_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, out = make_folder(), tmp_path / "profile.json"
+    (folder / "tokenizer.json").write_text("{}")
+    monkeypatch.setenv("DILASERVE_MODEL", str(folder))
+    assert run_cli(None, out).exit_code == 0
+    assert load_profiles(out).model == folder.name
+    monkeypatch.setenv("DILASERVE_MODEL", str(tmp_path))
+    error = run_cli(None, out).exception
+    assert isinstance(error, ModelFolderError)
+    assert f"model folder {tmp_path}: no config.json" in str(error)
+
+
+def test_a_type_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    result = run_cli(tmp_path, tmp_path / "p.json", "--dtype", "int8")
+    assert (result.exit_code, "'int8' is not one of" in result.output) == (2, True)
 
 
 def test_a_degree_is_added_to_the_file(make_folder: Callable[..., Path], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dilaserve.messages import CacheMode
+from dilaserve.model_folder import find_model
 from dilaserve.profiles import (
     LatencyProfile,
     Point,
@@ -22,7 +24,7 @@ from dilaserve.profiles import (
     load_profiles,
     save_profiles,
 )
-from dilaserve_gpu_worker.options import Device, Dtype, PackWeights, Threads
+from dilaserve_gpu_worker.options import Device, Dtype, Model, PackWeights, Threads
 
 if TYPE_CHECKING:
     from dilaserve_gpu_worker.engine.engine import Engine
@@ -50,8 +52,8 @@ Compile = Annotated[
 
 
 def profile(
-    model: Annotated[Path, typer.Option(help="Model folder in Hugging Face's layout.")],
     out: Out,
+    model: Model = None,
     tp: Degrees = "1",
     lengths: Lengths = "128,256,512,1024,2048,4096",
     rows: Rows = "1,2,4,8,16,32,64,128,256",
@@ -71,13 +73,14 @@ def profile(
 ) -> None:
     """Measure the latency of passes by TP degree, kind, tokens and rows. A rerun goes on."""
     degrees = _counts("--tp", tp)
+    folder = model or find_model(None, os.environ)
     from dilaserve_gpu_worker.profiling import Effort, Grid
     from dilaserve_gpu_worker.settings import WorkerSettings
 
     grid = Grid(_counts("--lengths", lengths, least=2), _counts("--rows", rows), output_len, block)
     settings = msgspec.convert(
         {
-            "model": str(model), "model_name": model_name or model.resolve().name,
+            "model": str(folder), "model_name": model_name or folder.resolve().name,
             "cache_mode": cache, "block_length": block, "max_batch_tokens": max_batch_tokens,
             "threads": threads, "device": device, "dtype": dtype,
             "cuda_graphs": cuda_graphs, "compile": compile_blocks, "pack_weights": pack_weights,
