@@ -126,6 +126,20 @@ def dream_model(dream_folder: Path, packs: bool) -> Model:
     return load_model(dream_folder, packs=packs)
 
 
+@pytest.fixture
+def packed_matrices(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """The matrices that are packed from now on, if only in name, on a CPU where that pays."""
+    matrices: list[torch.Tensor] = []
+
+    def pack(matrix: torch.Tensor) -> torch.Tensor:
+        matrices.append(matrix)
+        return matrix
+
+    monkeypatch.setattr("dilaserve_gpu_worker.weights.packing_pays", lambda *_: True)
+    monkeypatch.setattr("dilaserve_gpu_worker.weights.packed", pack)
+    return matrices
+
+
 def golden(name: str) -> Path:
     if not (GOLDEN / name).is_dir():
         pytest.skip(f"../shared/golden/{name} is absent: no reference outputs to compare with")

@@ -102,6 +102,8 @@ def test_denoise_for_people(make_folder: MakeFolder) -> None:
         (["--output-len", "0"], "--output-len"),
         (["--quota", "0"], "--quota"),
         (["--threads", "100000"], "should be less than or equal to 256"),
+        (["--dtype", "int8"], "'int8' is not one of"),
+        (["--pack-weights", "on"], "'on' is not one of"),
     ],
 )
 def test_denoise_says_what_is_wrong_with_an_option(
@@ -112,6 +114,15 @@ def test_denoise_says_what_is_wrong_with_an_option(
     result = invoke(denoise, *(part for option in given.items() for part in option))
     assert result.exit_code == 2
     assert words in " ".join(result.output.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(("how", "is_packed"), [([], True), (["--pack-weights", "off"], False)])
+def test_denoise_packs_weights_where_that_pays_unless_told(
+    make_folder: MakeFolder, packed_matrices: list[object], how: list[str], is_packed: bool
+) -> None:
+    options = ["--model", make_folder(), "--prompt-ids", "7,8,9", "--output-len", 8]
+    denoise_json(*options, *how)
+    assert bool(packed_matrices) == is_packed
 
 
 @pytest.mark.parametrize(
@@ -196,6 +207,20 @@ def test_replay_agrees(redis_url: str, folder: Path) -> None:
     assert report["difference"] is None
 
 
+@pytest.mark.parametrize(("how", "is_packed"), [([], True), (["--pack-weights", "off"], False)])
+def test_replay_packs_weights_where_that_pays_unless_told(
+    redis_url: str,
+    folder: Path,
+    packed_matrices: list[object],
+    how: list[str],
+    is_packed: bool,
+) -> None:
+    request_id = serve(redis_url, load_model(folder, packs=False))
+    result = invoke(replay, request_id, "--model", folder, "--redis-url", redis_url, *how)
+    assert result.exit_code == 0, result.output
+    assert bool(packed_matrices) == is_packed
+
+
 def test_replay_tells_the_first_difference(redis_url: str, folder: Path) -> None:
     request_id = serve(redis_url, load_model(folder), falsify=3)
     options = [request_id, "--model", folder, "--redis-url", redis_url]
@@ -203,6 +228,7 @@ def test_replay_tells_the_first_difference(redis_url: str, folder: Path) -> None
     assert result.exit_code == 1
     assert "text    DIFFERENT" in result.stdout
     assert "step 3 is the first to differ" in result.stdout
+    assert "was it served with another model, --dtype or --pack-weights?" in result.stdout
     result = invoke(replay, *options, "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["difference"]["step"] == 3

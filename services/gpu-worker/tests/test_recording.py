@@ -174,6 +174,19 @@ def test_the_command_goes_on_where_it_was(tmp_path: Path, arguments: list[object
     assert again.output == f"{halved} has 32 runs, 0 of them new (0 steps)\n"
 
 
+@pytest.mark.parametrize(("how", "is_packed"), [([], True), (["--pack-weights", "off"], False)])
+def test_weights_are_packed_where_that_pays_unless_told(
+    tmp_path: Path,
+    arguments: list[object],
+    packed_matrices: list[object],
+    how: list[str],
+    is_packed: bool,
+) -> None:
+    few = ["--out", tmp_path / "steps.jsonl", "--thresholds", "0.9", "--switching", 0]
+    assert invoke(*arguments, *few, *how).exit_code == 0
+    assert bool(packed_matrices) == is_packed
+
+
 @pytest.mark.parametrize(
     "changes",
     [["--output-len", 12], ["--seed", 1], ["--thresholds", "0.55"], ["--last-switch", 99], None],

@@ -20,7 +20,7 @@ from dilaserve.messages import CacheMode
 from dilaserve.model_folder import find_model
 from dilaserve.store.records import DecodingSpec, Delta, RequestRecord
 from dilaserve.supervisor.state import running_state
-from dilaserve_gpu_worker.options import Device, Dtype, Threads
+from dilaserve_gpu_worker.options import Device, Dtype, Model, PackWeights, Threads
 
 if TYPE_CHECKING:
     from dilaserve_gpu_worker.engine.alone import Denoised
@@ -32,10 +32,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def denoise(
     prompt_ids: Annotated[str, typer.Option(help="Token ids of the prompt, such as 1,2,3.")],
     output_len: Annotated[int, typer.Option(min=1, help="Length of the canvas in tokens.")],
-    model: Annotated[
-        Path | None,
-        typer.Option(help="Model folder; default: DILASERVE_MODEL, or the bundled one."),
-    ] = None,
+    model: Model = None,
     block: Annotated[int, typer.Option(min=1, help="Tokens in a block.")] = 32,
     threshold: Annotated[
         float | None,
@@ -51,6 +48,7 @@ def denoise(
     threads: Threads = 1,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    pack_weights: PackWeights = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Denoise token ids with a model folder alone, without a stack."""
@@ -59,15 +57,11 @@ def denoise(
     if threshold is not None and not 0 <= threshold <= 1:
         raise typer.BadParameter(f"--threshold {threshold} is not from 0 to 1; use for example 0.9")
     prompt, folder = _parse_ids(prompt_ids), model or find_model(None, os.environ)
-    import torch
-
-    from dilaserve_gpu_worker.device import choose_device, choose_dtype
     from dilaserve_gpu_worker.engine.alone import denoise_alone
-    from dilaserve_gpu_worker.weights import load_model
+    from dilaserve_gpu_worker.loading import load_alone
 
-    torch.set_num_threads(threads)
     answer = denoise_alone(
-        load_model(folder, device=choose_device(device), dtype=choose_dtype(dtype)),
+        load_alone(folder, threads=threads, device=device, dtype=dtype, pack_weights=pack_weights),
         prompt,
         DecodingSpec(n_output=output_len, block_length=block, seed=0, ignore_eos=not stop_at_eos),
         cache_mode=cache,
@@ -88,22 +82,20 @@ def replay(
     threads: Threads = 1,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    pack_weights: PackWeights = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Denoise a served request again from its record; exit code 1 if the text differs."""
     record, deltas = asyncio.run(_load(redis_url, request_id))
     cache_mode = _only_cache_mode(deltas)
-    import torch
-
-    from dilaserve_gpu_worker.device import choose_device, choose_dtype
     from dilaserve_gpu_worker.engine.alone import engine_for_one
+    from dilaserve_gpu_worker.loading import load_alone
     from dilaserve_gpu_worker.replay import RecordedStep, reproduce
-    from dilaserve_gpu_worker.weights import load_model
 
-    torch.set_num_threads(threads)
-    loaded = load_model(
-        _model_folder(model), device=choose_device(device), dtype=choose_dtype(dtype)
-    )
+    loaded = load_alone(
+        _model_folder(model),
+        threads=threads, device=device, dtype=dtype, pack_weights=pack_weights,
+    )  # fmt: skip
     prompt, spec = record.request.prompt, record.request.spec
     n_tokens = len(prompt) + spec.n_output
     report = reproduce(
@@ -206,4 +198,4 @@ def _difference_lines(difference: Difference) -> list[str]:
             else "nothing, the request had ended"
         )
         lines.append(f"        {name} {what}")
-    return [*lines, "        was it served with another model, --cache or --dtype?"]
+    return [*lines, "        was it served with another model, --dtype or --pack-weights?"]

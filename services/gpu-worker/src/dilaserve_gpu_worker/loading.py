@@ -7,6 +7,7 @@ import re
 import secrets
 import socket
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -23,7 +24,26 @@ from dilaserve_gpu_worker.settings import WorkerSettings
 from dilaserve_gpu_worker.speedups import GraphsChoice, choose_graphs, compile_if, wants_packing
 from dilaserve_gpu_worker.weights import load_model, read_config, shard_config, weights_hash
 
-__all__ = ["graphs_of", "load_engine", "start_ranks", "use_cores"]
+__all__ = ["graphs_of", "load_alone", "load_engine", "start_ranks", "use_cores"]
+
+
+def load_alone(
+    folder: Path,
+    *,
+    threads: int,
+    device: str,
+    dtype: str,
+    pack_weights: Literal["auto", "off"],
+) -> Model:
+    """The model of a folder without ranks, as the options of a command say (see options). Raises
+    ModelFolderError, SettingsError."""
+    torch.set_num_threads(threads)
+    return load_model(
+        folder,
+        device=choose_device(device),
+        dtype=choose_dtype(dtype),
+        packs=wants_packing(pack_weights, "off"),
+    )
 
 
 def start_ranks(settings: WorkerSettings) -> Ranks | None:

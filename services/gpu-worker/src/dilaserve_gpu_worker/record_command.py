@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from dilaserve.messages import CacheMode
 from dilaserve.model_folder import find_model
 from dilaserve.recording import RecordingError, StepWriter, is_complete, read_runs
-from dilaserve_gpu_worker.options import Device, Dtype, Threads
+from dilaserve_gpu_worker.options import Device, Dtype, Model, PackWeights, Threads
 
 if TYPE_CHECKING:
     from dilaserve_gpu_worker.recording import PlannedRun, Recorder
@@ -22,9 +22,6 @@ __all__ = ["record"]
 
 Prompts = Annotated[
     Path, typer.Argument(help="JSON lines with prompt_ids; see `dilaserve tokenize`.")
-]
-Model = Annotated[
-    Path | None, typer.Option(help="Model folder; default: DILASERVE_MODEL, or the bundled one.")
 ]
 Switching = Annotated[
     int, typer.Option(min=0, help="Runs of each prompt whose threshold changes on the way.")
@@ -57,18 +54,15 @@ def record(
     threads: Threads = 1,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    pack_weights: PackWeights = "auto",
 ) -> None:
     """Denoise prompts under every threshold and record the steps. Interrupted, it can go on."""
     candidates = _parse_thresholds(thresholds)
     folder = (model or find_model(None, os.environ)).resolve()
     model_id = model_name or folder.name
-    import torch
-
-    from dilaserve_gpu_worker.device import choose_device, choose_dtype
+    from dilaserve_gpu_worker.loading import load_alone
     from dilaserve_gpu_worker.recording import Recorder, plan_runs, read_prompts
-    from dilaserve_gpu_worker.weights import load_model
 
-    torch.set_num_threads(threads)
     planned = plan_runs(
         read_prompts(prompts, n_output=output_len),
         candidates, n_switching=switching, last_switch=last_switch, seed=seed,
@@ -76,7 +70,9 @@ def record(
     )  # fmt: skip
     done = _done(out, model_id, block, cache)
     recorder = Recorder(
-        load_model(folder, device=choose_device(device), dtype=choose_dtype(dtype)),
+        load_alone(
+            folder, threads=threads, device=device, dtype=dtype, pack_weights=pack_weights
+        ),
         model_id, cache=cache, block_length=block, concurrency=concurrency,
     )  # fmt: skip
     _write(recorder, planned, done, out)
