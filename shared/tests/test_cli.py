@@ -122,6 +122,12 @@ def test_tensor_parallelism_without_a_planner_is_refused(tmp_path: Path) -> None
     assert "TP degree 1 only; add --planner apply" in result.stderr
 
 
+def test_more_threads_than_a_worker_takes_are_refused(tmp_path: Path) -> None:
+    result = run(tmp_path, "up", "--threads", "257")
+    assert result.returncode == 2
+    assert "'--threads': Input should be less than or equal to 256" in result.stderr
+
+
 def test_down_without_a_stack_says_so(tmp_path: Path) -> None:
     result = run(tmp_path, "down")
     assert (result.returncode, result.stdout) == (0, f"no stack runs in {tmp_path}\n")

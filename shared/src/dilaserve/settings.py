@@ -20,6 +20,9 @@ POSITIVE = msgspec.Meta(gt=0)
 NOT_NEGATIVE = msgspec.Meta(ge=0)
 AT_LEAST_ONE = msgspec.Meta(ge=1)
 
+MOST_THREADS = 256
+"""Torch starts any number of threads, and ends the process where the system has no more."""
+
 T = TypeVar("T", bound=msgspec.Struct)
 
 

@@ -21,7 +21,7 @@ from dilaserve.commands.sample import SAMPLE_LENGTH, SAMPLE_PROMPT, stream_sampl
 from dilaserve.errors import DiLaServeError
 from dilaserve.messages import CacheMode
 from dilaserve.model_folder import find_model
-from dilaserve.settings import load, variable
+from dilaserve.settings import MOST_THREADS, load, variable
 from dilaserve.supervisor.plan import LOOPBACK, PlannerRole, StackOptions
 from dilaserve.supervisor.stack import running_stack
 from dilaserve.supervisor.state import StackState
@@ -38,6 +38,9 @@ Planner = Annotated[
 Degree = Annotated[
     int, typer.Option("--tp", min=1, help="TP degree of the workers, with --planner apply.")
 ]
+Threads = Annotated[
+    int | None, typer.Option(min=1, max=MOST_THREADS, help="Torch threads a worker.")
+]
 RunAhead = Annotated[
     str | None, typer.Option(help="How far workers go by themselves: block, or N steps.")
 ]
@@ -51,7 +54,7 @@ def up(
         Path | None, typer.Option(help="Model folder; default: the bundled tiny model.")
     ] = None,
     tp: Degree = 1,
-    threads: Annotated[int | None, typer.Option(min=1, help="Torch threads a worker.")] = None,
+    threads: Threads = None,
     cache: Annotated[CacheMode | None, typer.Option(help="KV cache of the workers.")] = None,
     policy: Annotated[str | None, typer.Option(help="Scheduling policy.")] = None,
     run_ahead: RunAhead = None,
