@@ -20,8 +20,14 @@ def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_device("cuda:1") == torch.device("cuda:1")
     with pytest.raises(SettingsError, match="'cuda:2' is not there, torch sees 2 CUDA devices"):
         choose_device("cuda:2")
-    with pytest.raises(SettingsError, match="'gpu' is unknown; use auto"):
-        choose_device("gpu")
+
+
+@pytest.mark.parametrize(
+    "name", ["gpu", "meta", "mps", "mkldnn", "cpu:5", "cuda:-1", "cuda:007", "cuda:128", "", "CPU"]
+)
+def test_a_device_that_the_engine_does_not_run_on(name: str) -> None:
+    with pytest.raises(SettingsError, match=f"'{name}' is unknown; use auto"):
+        choose_device(name)
 
 
 def test_types() -> None:

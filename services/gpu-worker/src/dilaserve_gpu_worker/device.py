@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 from dilaserve.errors import SettingsError
 
+KNOWN = re.compile("cpu|cuda(:(0|[1-9][0-9]?))?")
+"""Of all that torch knows, what the engine runs on."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -14,10 +18,9 @@ def choose_device(name: str) -> torch.device:
     unknown or not there."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise SettingsError(f"device {name!r} is unknown; use auto, cpu, cuda or cuda:0") from error
+    if not KNOWN.fullmatch(name):
+        raise SettingsError(f"device {name!r} is unknown; use auto, cpu, cuda or cuda:0")
+    device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise SettingsError(
             f"device {name!r} is not there, torch sees {torch.cuda.device_count()} CUDA devices; "

@@ -101,6 +101,7 @@ def load_engine(
         plan_policy=build_plan_policy(settings.plan_policy, n_tokens=settings.plan_tokens),
         share=ranks.share if ranks else None,
     )
+    engine.limits.check_block(settings.block_length)
     name = settings.worker_name or re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())
     return engine, InstanceInfo(
         instance_id=f"{name}-{secrets.token_hex(2)}",
@@ -124,14 +125,22 @@ def use_cores(cores: str) -> None:
     Raises SettingsError. Call it before torch starts its threads."""
     if not cores:
         return
+    before = os.sched_getaffinity(0)
     try:
-        os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
-    except (ValueError, OSError) as error:
-        usable = ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
-        raise SettingsError(
-            f"DILASERVE_CPU_AFFINITY={cores!r} is no list of usable cores ({error}); "
-            f"usable here: {usable}"
-        ) from error
+        wanted = {int(core) for core in cores.split(",")}
+        os.sched_setaffinity(0, wanted)
+    except (ValueError, OverflowError, OSError) as error:
+        raise _unusable(cores, str(error), before) from error
+    missing = wanted - os.sched_getaffinity(0)
+    if missing:  # which the system leaves out without a word, where it has others
+        raise _unusable(cores, f"{min(missing)} is not there", before)
+
+
+def _unusable(cores: str, why: str, usable: set[int]) -> SettingsError:
+    shown = ",".join(map(str, sorted(usable)))
+    return SettingsError(
+        f"DILASERVE_CPU_AFFINITY={cores!r} is no list of usable cores ({why}); usable here: {shown}"
+    )
 
 
 def graphs_of(settings: WorkerSettings, device: torch.device, attention: str) -> GraphsChoice:

@@ -7,10 +7,12 @@ from typing import Annotated, Literal
 
 import typer
 
-__all__ = ["MOST_THREADS", "Device", "Dtype", "Model", "PackWeights", "Threads"]
+from dilaserve.settings import MOST_THREADS
 
-MOST_THREADS = 256
-"""Torch starts any number of threads, and ends the process where the system has no more."""
+__all__ = ["MOST_TOKENS", "Device", "Dtype", "Model", "PackWeights", "Threads"]
+
+MOST_TOKENS = 2**24
+"""Of a pass, or a block: more than any memory holds, and what lists of them can be made of."""
 
 Threads = Annotated[int, typer.Option(min=1, max=MOST_THREADS, help="Torch threads.")]
 Model = Annotated[

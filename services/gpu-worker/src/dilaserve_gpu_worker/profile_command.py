@@ -24,7 +24,14 @@ from dilaserve.profiles import (
     load_profiles,
     save_profiles,
 )
-from dilaserve_gpu_worker.options import Device, Dtype, Model, PackWeights, Threads
+from dilaserve_gpu_worker.options import (
+    MOST_TOKENS,
+    Device,
+    Dtype,
+    Model,
+    PackWeights,
+    Threads,
+)
 
 if TYPE_CHECKING:
     from dilaserve_gpu_worker.engine.engine import Engine
@@ -38,9 +45,11 @@ Degrees = Annotated[str, typer.Option("--tp", help="TP degrees, such as 1,2,4.")
 Lengths = Annotated[str, typer.Option(help="Tokens of a request, prompt and output.")]
 Rows = Annotated[str, typer.Option(help="Requests in a pass.")]
 OutputLen = Annotated[int, typer.Option(min=1, help="Most tokens of a request's output.")]
-Block = Annotated[int, typer.Option(min=8, help="Tokens in a block.")]
+Block = Annotated[int, typer.Option(min=8, max=MOST_TOKENS, help="Tokens in a block.")]
 Cache = Annotated[CacheMode, typer.Option(help="Which keys and values to keep.")]
-Budget = Annotated[int, typer.Option(min=1, help="Most tokens computed in a pass.")]
+Budget = Annotated[
+    int, typer.Option(min=1, max=MOST_TOKENS, help="Most tokens computed in a pass.")
+]
 Passes = Annotated[int, typer.Option(min=3, help="Passes of which a point is the median.")]
 Seconds = Annotated[float, typer.Option(min=0, help="Of a point, after which 3 passes do.")]
 CudaGraphs = Annotated[

@@ -8,9 +8,11 @@ from msgspec import Meta
 
 from dilaserve.errors import SettingsError
 from dilaserve.messages import CacheMode
-from dilaserve.settings import AT_LEAST_ONE, NOT_NEGATIVE, CommonSettings
+from dilaserve.settings import AT_LEAST_ONE, MOST_THREADS, NOT_NEGATIVE, CommonSettings
 from dilaserve_gpu_worker.engine.plan_policy import PLAN_TOKENS, PlanPolicyName
-from dilaserve_gpu_worker.options import MOST_THREADS
+from dilaserve_gpu_worker.options import MOST_TOKENS
+
+TOKENS = Meta(ge=1, le=MOST_TOKENS)
 
 
 class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
@@ -23,7 +25,7 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
         "name of the instance that survives a restart of its process; empty: the host's name",
         Meta(pattern=r"^[A-Za-z0-9_-]{0,200}\Z"),  # one word of a subject
     ] = ""
-    block_length: Annotated[int, "tokens in a block", AT_LEAST_ONE] = 32
+    block_length: Annotated[int, "tokens in a block", TOKENS] = 32
     cache_mode: Annotated[CacheMode, "none, prefix or dual"] = "dual"
     device: Annotated[str, "auto, cpu, cuda or cuda:N"] = "auto"
     tp_degree: Annotated[
@@ -48,23 +50,21 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
         "pack matrices once for oneDNN; auto: in float32 on a CPU where products are faster so, "
         "and never with compile",
     ] = "auto"
-    max_batch_tokens: Annotated[int, "most tokens computed in one forward pass", AT_LEAST_ONE] = (
-        8192
-    )
+    max_batch_tokens: Annotated[int, "most tokens computed in one forward pass", TOKENS] = 8192
     plan_policy: Annotated[
         PlanPolicyName,
         "which rows make up a pass. blockserve: all that fit; sangam: recomputes only as far as a "
         "deficit budget goes; static: a baseline, the next batch waits for the slowest of this one",
     ] = "blockserve"
-    plan_tokens: Annotated[int, "plan policy sangam: tokens of a pass on average", AT_LEAST_ONE] = (
+    plan_tokens: Annotated[int, "plan policy sangam: tokens of a pass on average", TOKENS] = (
         PLAN_TOKENS
     )
     kv_tokens: Annotated[
-        int, "size of the KV pool in tokens; 0: sized from free memory", NOT_NEGATIVE
+        int, "size of the KV pool in tokens; 0: sized from free memory", Meta(ge=0, le=2**40)
     ] = 0
     threads: Annotated[int, "torch threads of one process", Meta(ge=1, le=MOST_THREADS)] = 1
     cpu_affinity: Annotated[str, "cores that the engine runs on, such as 0 or 0,1; empty: any"] = ""
-    heartbeat_ms: Annotated[int, "time between two heartbeats", AT_LEAST_ONE] = 250
+    heartbeat_ms: Annotated[int, "time between two heartbeats", Meta(ge=1, le=3_600_000)] = 250
     start_timeout_s: Annotated[
         float, "how long to wait for NATS and Redis at the start", NOT_NEGATIVE
     ] = 30.0
@@ -74,9 +74,9 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Raises SettingsError for an instance that could serve no request."""
-        if self.max_batch_tokens < self.block_length:
+        if self.max_batch_tokens <= self.block_length:
             raise SettingsError(
-                f"DILASERVE_MAX_BATCH_TOKENS={self.max_batch_tokens} is less than a block of "
-                f"{self.block_length} tokens (DILASERVE_BLOCK_LENGTH), so no request would fit "
-                "into a pass; use for example 8192"
+                f"DILASERVE_MAX_BATCH_TOKENS={self.max_batch_tokens} is no room for a prompt and a "
+                f"block of {self.block_length} tokens (DILASERVE_BLOCK_LENGTH), so no request "
+                "would fit into a pass; use for example 8192, and shorter blocks"
             )

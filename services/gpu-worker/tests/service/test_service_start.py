@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from types import SimpleNamespace
@@ -39,7 +40,18 @@ def environment(make_folder, monkeypatch):
         ("CRASH_AT", "somewhere", "DILASERVE_CRASH_AT='somewhere'"),
         ("CPU_AFFINITY", "999", "DILASERVE_CPU_AFFINITY='999'"),
         ("CPU_AFFINITY", "first", "DILASERVE_CPU_AFFINITY='first'"),
+        ("CPU_AFFINITY", "9" * 40, "DILASERVE_CPU_AFFINITY='99999"),
+        ("CPU_AFFINITY", f"{min(os.sched_getaffinity(0))},1023", "(1023 is not there); usable"),
         ("DEVICE", "abacus", "device 'abacus' is unknown"),
+        ("DEVICE", "meta", "device 'meta' is unknown"),
+        ("BLOCK_LENGTH", "9" * 12, "DILASERVE_BLOCK_LENGTH='999999999999': expected `int` <="),
+        ("BLOCK_LENGTH", "512", "DILASERVE_BLOCK_LENGTH=512: a prompt of one token and a block"),
+        ("MAX_BATCH_TOKENS", "9" * 18, "DILASERVE_MAX_BATCH_TOKENS='9999"),
+        ("MAX_BATCH_TOKENS", "9" * 40, "DILASERVE_MAX_BATCH_TOKENS='9999"),
+        ("MAX_BATCH_TOKENS", "32", "DILASERVE_MAX_BATCH_TOKENS=32 is no room for a prompt and"),
+        ("KV_TOKENS", "63", "than the KV pool (32); use shorter blocks, or raise DILASERVE_KV_T"),
+        ("KV_TOKENS", "9" * 40, "DILASERVE_KV_TOKENS='9999"),
+        ("HEARTBEAT_MS", "9" * 400, "DILASERVE_HEARTBEAT_MS='9999"),
         ("PLAN_POLICY", "fifo", "DILASERVE_PLAN_POLICY='fifo'"),
         ("PLAN_TOKENS", "0", "DILASERVE_PLAN_TOKENS='0': expected `int` >= 1"),
         ("THREADS", "0", "DILASERVE_THREADS='0': expected `int` >= 1"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dilaserve.errors import InvalidRequestError
+from dilaserve.errors import InvalidRequestError, SettingsError
 from dilaserve.store.records import MASKED
 from dilaserve_gpu_worker.engine.types import EngineRequest, NeverFitsError
 
@@ -32,6 +32,24 @@ class Limits:
     def check_fits(self, request: EngineRequest) -> None:
         """Raises NeverFitsError alone."""
         n_tokens = len(request.prompt) + request.spec.n_output
+        name, limit, remedy = self._tightest()
+        if n_tokens > limit:
+            raise NeverFitsError(
+                f"request {request.request_id} has {n_tokens} tokens, prompt and output, more "
+                f"than {name} ({limit}); shorten the prompt or the output{remedy}"
+            )
+
+    def check_block(self, block_length: int) -> None:
+        """Raises SettingsError where there is no room for a block behind the shortest prompt."""
+        name, limit, remedy = self._tightest()
+        if 1 + block_length > limit:
+            raise SettingsError(
+                f"DILASERVE_BLOCK_LENGTH={block_length}: a prompt of one token and a block are "
+                f"more tokens than {name} ({limit}); use shorter blocks{remedy}"
+            )
+
+    def _tightest(self) -> tuple[str, int, str]:
+        """The smallest limit: its name, its tokens, and how it is raised."""
         limits = [
             ("the model's max_sequence_length", self.max_sequence_length, ""),
             (
@@ -42,12 +60,7 @@ class Limits:
         ]
         if self.n_kv_tokens is not None:
             limits.append(("the KV pool", self.n_kv_tokens, ", or raise DILASERVE_KV_TOKENS"))
-        name, limit, remedy = min(limits, key=lambda each: each[1])
-        if n_tokens > limit:
-            raise NeverFitsError(
-                f"request {request.request_id} has {n_tokens} tokens, prompt and output, more "
-                f"than {name} ({limit}); shorten the prompt or the output{remedy}"
-            )
+        return min(limits, key=lambda each: each[1])
 
 
 def _check_extras(request: EngineRequest) -> None:
