@@ -79,10 +79,7 @@ Unanswered = tuple[Holding, StepOutput]
 
 
 class Holdings:
-    """All requests of one instance.
-
-    `committed` and `forget` leave the engine alone.
-    """
+    """All requests of one instance. `committed` and `forget` leave the engine alone."""
 
     def __init__(
         self, engine: RequestEngine, *, instance_id: str, model_id: str, traces: RequestTraces
