@@ -21,12 +21,14 @@ WARNINGS = ("WARNING", "ERROR", "CRITICAL")
 
 
 def settings_of(environ: Mapping[str, str], policy: str) -> dict[str, str]:
-    """Environment of the stack's services; the twin reads the same."""
+    """Environment of the stack's services; the twin reads the same. Weights are not packed: the
+    engine is to be what limits the stack, not the core on which all the rest runs."""
     ours = {
         "policy": policy,
         "cache_mode": "dual",
         "queue_limit": 10**6,
         "max_batch_tokens": MAX_BATCH_TOKENS,
+        "pack_weights": "off",
     }
     return {**environ, **{variable(name): str(value) for name, value in ours.items()}}
 
