@@ -24,6 +24,7 @@ from torch import Tensor
 
 from dilaserve.errors import ModelFolderError, SettingsError
 from dilaserve.messages import CacheMode
+from dilaserve.model_folder import find_model
 from dilaserve.store.records import MASKED, DecodingSpec
 from dilaserve_gpu_worker.engine.engine import Engine
 from dilaserve_gpu_worker.engine.types import Credit, EngineLostError, EngineRequest
@@ -151,6 +152,19 @@ def test_the_tokens_are_those_of_one_rank(
             differences += [d for case in of_mode if (d := compare(whole, engine, case))]
     assert all(difference.gap < CLOSE for difference in differences)
     assert len(differences) <= len(cases) // 10
+
+
+@pytest.mark.timeout(600)
+def test_eight_ranks_of_one_head_each() -> None:
+    """The bundled model, whose heads divide by eight."""
+    folder = find_model(None, {})
+    prompts = np.random.default_rng(8).integers(4, 100, (4, 40)).tolist()
+    shape: dict[str, Any] = {"gen_length": 64, "block_length": 32, "threshold": 0.7}
+    whole = Engine(load_model(folder), cache_mode="dual", n_kv_tokens=4096, max_batch_tokens=8192)
+    with group(folder, 8) as (engine, _, model):
+        assert model.config.n_heads == 1
+        found = [compare(whole, engine, {**shape, "prompt": prompt}) for prompt in prompts]
+    assert all(difference is None or difference.gap < CLOSE for difference in found)
 
 
 def test_batch_mates_change_nothing_here_either(golden_folder: Path) -> None:
