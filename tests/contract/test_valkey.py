@@ -135,7 +135,16 @@ class TestStart:
         store = await open_store(server.url.replace("//", "//:s3cret@"))
         assert await store.active() == []
 
-    @pytest.mark.parametrize("url", ["127.0.0.1:6379", "http://host:1", "redis://host:x/0"])
+    async def test_a_database_that_the_server_has_not_is_told(
+        self, open_store: OpenStore, server: EmbeddedServer
+    ) -> None:
+        with pytest.raises(SettingsError, match="DILASERVE_REDIS_URL=.* DB index is out of range"):
+            await open_store(server.url.removesuffix("/0") + "/99")
+
+    @pytest.mark.parametrize(
+        "url",
+        ["127.0.0.1:6379", "http://host:1", "redis://host:x/0", "redis://host:1/0?colour=red"],
+    )
     async def test_names_the_setting_when_the_url_is_wrong(self, url: str) -> None:
         with pytest.raises(SettingsError, match="DILASERVE_REDIS_URL="):
             await connect_redis(url)

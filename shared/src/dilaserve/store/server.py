@@ -55,6 +55,8 @@ _BY_CODE = {
     ),
 }
 
+_NO_DATABASE = ("DB index", "SELECT is not allowed")
+
 Command = Sequence[Field]
 
 
@@ -79,7 +81,8 @@ class RedisServer:
                 protocol=2,
                 retry=Retry(NoBackoff(), 0),  # `_attempts` retries, and knows what may be repeated
             )
-        except ValueError as error:
+            pool.make_connection()  # type: ignore[no-untyped-call]  # knows the URL's options
+        except (ValueError, TypeError) as error:
             raise SettingsError(
                 f"DILASERVE_REDIS_URL={self._shown!r}: {error}; use for example redis://127.0.0.1:6379/0"
             ) from error
@@ -173,6 +176,11 @@ class RedisServer:
             return SettingsError(
                 f"DILASERVE_REDIS_URL={self._shown!r}: {error}; "
                 "use for example redis://user:password@127.0.0.1:6379/0"
+            )
+        if any(words in str(error) for words in _NO_DATABASE):
+            return SettingsError(
+                f"DILASERVE_REDIS_URL={self._shown!r}: {error}; "
+                "use for example redis://127.0.0.1:6379/0"
             )
         remedy = _BY_CODE.get(str(error).split(" ")[0]) or next(
             (text for kind, text in _BY_CLASS.items() if isinstance(error, kind)), None
