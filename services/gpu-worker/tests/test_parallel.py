@@ -317,6 +317,32 @@ def test_a_rank_that_hangs_is_given_up(golden_folder: Path) -> None:
         assert time.monotonic() - began < 60
 
 
+def test_a_rank_that_is_stopped_is_silent_and_in_the_end_lost(
+    golden_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a pass, and also where one would wait for it with a pipe that is full."""
+    lost: list[EngineLostError] = []
+    with group(golden_folder, 2) as (_, ranks, _):
+        ranks.watch(lost.append)
+        wait_until(lambda: not ranks.is_silent)
+        os.kill(ranks.pids[0], signal.SIGSTOP)
+        wait_until(lambda: ranks.is_silent)
+        os.kill(ranks.pids[0], signal.SIGCONT)
+        wait_until(lambda: not ranks.is_silent)
+        assert lost == []
+        monkeypatch.setattr("dilaserve_gpu_worker.parallel.ranks.N_LOST", 4)
+        os.kill(ranks.pids[0], signal.SIGSTOP)
+        wait_until(lambda: lost)
+        assert "rank 1 of the tensor-parallel group is not heard any more" in str(lost[0])
+        pids = ranks.pids
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    while not condition():  # the test's time-out ends one that waits in vain
+        time.sleep(0.01)
+
+
 def test_a_rank_that_cannot_load_is_told(make_folder: MakeFolder, tmp_path: Path) -> None:
     folder = make_folder(vocab_size=62)
     with launch_ranks(

@@ -273,7 +273,8 @@ class WorkerService:
                     holds=self._holdings.report(),
                 )
             if is_there != was_there:
-                log.warning("the engine's process %s", "is back" if is_there else "does not answer")
+                words = "is back" if is_there else "does not answer, or another rank's"
+                log.warning("the engine's process %s", words)
             was_there = is_there
             await asyncio.sleep(self._heartbeat_s)
 

@@ -350,6 +350,22 @@ async def test_a_lost_rank_takes_its_instance_down_and_its_requests_go_on(cluste
     assert text == bare_text(load_model(Path(folder)))
 
 
+async def test_an_instance_beats_only_while_its_ranks_run(cluster, make_folder):
+    """It is idle: no collective could tell."""
+    folder = str(make_folder(vocab_size=64))
+    env = {"DILASERVE_TP_DEGREE": "2", "DILASERVE_MODEL": folder, "DILASERVE_HEARTBEAT_MS": "50"}
+    async with cluster.worker(**env) as process:
+        info = (await cluster.joined("w1")).info
+        [engine] = psutil.Process(process.pid).children()
+        [rank] = engine.children()
+        rank.suspend()
+        await cluster.until_beats(lambda n_new: n_new == 0, within_s=0.5)
+        rank.resume()
+        await cluster.until_beats(lambda n_new: n_new > 2, within_s=0.5)
+        await cluster.submit("r", info.instance_id)
+        assert await cluster.done("r") == bare_text(load_model(Path(folder)))
+
+
 async def test_a_rank_that_is_lost_while_it_loads_is_named(cluster, make_folder):
     folder = str(make_folder(vocab_size=64))
     async with cluster.worker(DILASERVE_TP_DEGREE="2", DILASERVE_MODEL=folder) as process:

@@ -29,6 +29,7 @@ from dilaserve_gpu_worker.frames import read_frame, write_frame
 from dilaserve_gpu_worker.host.loop import EngineLoop, Orders
 from dilaserve_gpu_worker.host.orders import Lost, Order, Ping, Pong, Ready, Report
 from dilaserve_gpu_worker.loading import graphs_of, load_engine, start_ranks, use_cores
+from dilaserve_gpu_worker.parallel import Ranks
 from dilaserve_gpu_worker.settings import WorkerSettings
 
 MEMORY_FULL = re.compile("out of memory|can't allocate memory")
@@ -63,11 +64,11 @@ def _serve(say: Callable[[Report], None]) -> None:
         loop.warm_up(settings.block_length)
         say(Ready(info=info, limits=engine.limits, words=_words(settings, engine, info)))
         gc.freeze()  # what has been imported and loaded stays: never look through it again
-        # Not sys.stdin, which the interpreter closes at its end, while the thread reads it.
-        listening = partial(_listen, os.fdopen(os.dup(0), "rb"), orders, say)
-        threading.Thread(target=listening, daemon=True).start()
         if ranks is not None:
             ranks.watch(lambda error: say(Lost(reason=str(error))))
+        # Not sys.stdin, which the interpreter closes at its end, while the thread reads it.
+        listening = partial(_listen, os.fdopen(os.dup(0), "rb"), orders, say, ranks)
+        threading.Thread(target=listening, daemon=True).start()
         loop.run()
 
 
@@ -92,12 +93,16 @@ def _speaker(pipe: IO[bytes]) -> Callable[[Report], None]:
     return say
 
 
-def _listen(pipe: IO[bytes], orders: Orders, say: Callable[[Report], None]) -> None:
+def _listen(
+    pipe: IO[bytes], orders: Orders, say: Callable[[Report], None], ranks: Ranks | None
+) -> None:
     decoder = msgspec.msgpack.Decoder(list[Order] | Ping)
     with suppress(BrokenPipeError):  # then no orders come either
         try:
             while (data := read_frame(pipe)) is not None:
                 match decoder.decode(data):
+                    case Ping() if ranks is not None and ranks.is_silent:
+                        pass  # without one of them no pass ends, as if this process were stopped
                     case Ping():
                         say(Pong())
                     case given:

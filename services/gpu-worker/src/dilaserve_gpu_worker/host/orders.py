@@ -69,11 +69,12 @@ Order = Add | SetCredit | Limit | Remove | Allow | End
 
 
 class Ping(_Message, frozen=True):
-    """Instead of orders: say at once whether the process runs, in the middle of a pass, too."""
+    """Instead of orders: say at once whether the process, and those of the other ranks, run, in the
+    middle of a pass, too."""
 
 
 class Pong(_Message, frozen=True):
-    """It does."""
+    """They do."""
 
 
 class Ready(_Message, frozen=True, kw_only=True):

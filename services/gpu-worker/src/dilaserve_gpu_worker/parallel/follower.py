@@ -1,6 +1,6 @@
 """The process of every rank but 0: loads its slice, then computes the batches that rank 0 sends.
 
-Speaks through stdin and stdout (see frames), and ends with rank 0, whichever way that ends.
+Speaks through stdin and stdout (see frames, pulse), and ends with rank 0, whichever way that ends.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import IO
 
@@ -23,6 +24,7 @@ from dilaserve_gpu_worker.engine.runner import make_runner
 from dilaserve_gpu_worker.frames import read_frame, write_frame
 from dilaserve_gpu_worker.parallel.frames import Loaded, RankSpec, Start, unpack_batch
 from dilaserve_gpu_worker.parallel.group import GroupPeers
+from dilaserve_gpu_worker.parallel.pulse import beat
 from dilaserve_gpu_worker.speedups import choose_graphs, compile_if
 from dilaserve_gpu_worker.weights import load_model
 
@@ -79,6 +81,7 @@ def _serve(orders: IO[bytes], answers: IO[bytes]) -> None:
         graphs=graphs.options(device, spec.block_length),
     )
     peers.join(spec.port)
+    threading.Thread(target=beat, args=(answers,), daemon=True).start()
     while (data := read_frame(orders)) is not None:
         runner.forward(unpack_batch(msgspec.msgpack.decode(data, type=bytes)))
 

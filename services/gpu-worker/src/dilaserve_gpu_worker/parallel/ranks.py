@@ -23,13 +23,18 @@ from dilaserve_gpu_worker.engine.batch import Batch
 from dilaserve_gpu_worker.engine.types import EngineLostError
 from dilaserve_gpu_worker.frames import read_frame, write_frame
 from dilaserve_gpu_worker.parallel.frames import Loaded, RankSpec, Start, pack_batch
-from dilaserve_gpu_worker.parallel.group import LOOPBACK, GroupPeers
+from dilaserve_gpu_worker.parallel.group import LOOPBACK, TIMEOUT_S, GroupPeers
+from dilaserve_gpu_worker.parallel.pulse import BEAT_S, Pulse
 from dilaserve_gpu_worker.speedups import AutoOnOff
 
 EXIT_TIMEOUT_S = 5.0
 """For the exit of a rank that has closed its pipe, to know its code."""
 END_TIMEOUT_S = 2.0
 """For the exit of all ranks that have been told to end."""
+N_SILENT = 2
+"""Beats that a rank may miss before it counts as silent."""
+N_LOST = round(TIMEOUT_S / BEAT_S)
+"""Those after which it is given up, as in a collective: a pipe that is full waits for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,9 @@ class Ranks:
         self.peers = peers
         self._port = port
         self._ranks = ranks
-        self._is_closing = False
+        self._pulses: dict[int, Pulse] = {}
+        self._closing = threading.Event()
+        self._feeling: threading.Thread | None = None
 
     def __enter__(self) -> Ranks:
         return self
@@ -76,14 +83,25 @@ class Ranks:
             self._send(rank, data)
 
     def watch(self, lost: Callable[[EngineLostError], None]) -> None:
-        """Call `lost`, in a thread of its own, when a rank ends before `close`."""
+        """Call `lost`, in a thread of its own, when a rank ends, or hangs for long, before
+        `close`. Call it after `join`."""
         for rank in self._ranks:
             watching = threading.Thread(target=self._await_end, args=(rank, lost), daemon=True)
             watching.start()
+        self._pulses = {rank.number: Pulse(rank.answers) for rank in self._ranks}
+        self._feeling = threading.Thread(target=self._feel, args=(lost,), daemon=True)
+        self._feeling.start()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the process of a rank that is watched has not been heard lately."""
+        return any(pulse.n_missed > N_SILENT for pulse in self._pulses.values())
 
     def close(self) -> None:
         """End all ranks. Those that do not end by themselves in time are killed."""
-        self._is_closing = True
+        self._closing.set()
+        if self._feeling is not None:
+            self._feeling.join()
         for rank in self._ranks:
             with suppress(BrokenPipeError):  # it has ended already
                 rank.orders.close()
@@ -111,8 +129,15 @@ class Ranks:
 
     def _await_end(self, rank: _Rank, lost: Callable[[EngineLostError], None]) -> None:
         rank.process.wait()
-        if not self._is_closing:
+        if not self._closing.is_set():
             lost(_ended(rank))
+
+    def _feel(self, lost: Callable[[EngineLostError], None]) -> None:
+        while not self._closing.wait(BEAT_S):
+            for number, pulse in self._pulses.items():
+                pulse.feel()
+                if pulse.n_missed == N_LOST:
+                    lost(_hangs(number))
 
 
 def launch_ranks(
@@ -183,6 +208,13 @@ def _ended(rank: _Rank) -> EngineLostError:
     return EngineLostError(
         f"rank {rank.number} of the tensor-parallel group has ended (exit code {code}); see its "
         "own words in the log; the instance has to be started again"
+    )
+
+
+def _hangs(number: int) -> EngineLostError:
+    return EngineLostError(
+        f"rank {number} of the tensor-parallel group is not heard any more: it is stopped, or it "
+        "hangs; the instance has to be started again"
     )
 
 
