@@ -43,6 +43,35 @@ def test_between_two_measured_sizes_the_larger_counts() -> None:
     assert busy_s == pytest.approx(4 * 0.03 + 19 * 0.01, rel=1e-6)
 
 
+KINDS = ProfileSet(
+    model="test",
+    device="none",
+    profiles=[
+        LatencyProfile(
+            tp_degree=1,
+            points=[
+                Point(16, 0.01, "cache", 1, 64),
+                Point(16, 0.02, "cache", 1, 192),
+                Point(128, 0.05, "recompute", 1, 128),
+            ],
+        )
+    ],
+)
+
+
+@pytest.mark.parametrize(
+    ("lookup", "cache_s"),
+    [("smoothed", 0.015), ("ceil", 0.01)],  # 128 keys lie between 64 and 192; ceil tells no kinds
+)
+def test_a_pass_is_priced_by_its_kind_and_keys_where_they_were_measured(
+    lookup: str, cache_s: float
+) -> None:
+    cluster = spec("1xtp1", lookup=lookup)
+    report = report_run(run(scenario(cluster, profiles=KINDS), arrivals([0.0])))
+    busy_s = report.utilisation * report.virtual_s
+    assert busy_s == pytest.approx(4 * 0.05 + 19 * cache_s, rel=1e-6)
+
+
 def passes(run_ahead: int | None, *, lock_step: bool) -> RunReport:
     cluster = spec("1xtp1", lock_step=lock_step)
     core = core_settings(cluster.heartbeat_s, run_ahead)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -28,6 +28,7 @@ from dilaserve_bench.twin.options import (
     recorded_source,
     stand_in,
 )
+from dilaserve_bench.twin.prices import Lookup
 from dilaserve_bench.twin.recorded import StepTable, load_steps
 from dilaserve_bench.twin.report import RunReport, report_run
 from dilaserve_bench.twin.simulation import Run, Scenario, Simulation
@@ -59,7 +60,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     n_prompt: int = N_PROMPT
     n_output: int = N_OUTPUT
     instances: str = "16xtp1"
-    lookup: Literal["smoothed", "ceil"] = "smoothed"
+    lookup: Lookup = "smoothed"
     run_ahead: int | None = None
     predictor_error: float = PUBLISHED_WMAPE
     plan_policy: PlanPolicyName = "blockserve"

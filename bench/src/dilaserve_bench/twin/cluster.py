@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections.abc import Callable
 from functools import cache
-from typing import Literal
 
 import msgspec
 
 from dilaserve.errors import DiLaServeError
 from dilaserve.messages import CacheMode, InstanceInfo, WorkerEvent
-from dilaserve.profiles import ProfileSet
-from dilaserve_bench.twin.engine import VirtualEngine, VirtualPlan
+from dilaserve_bench.twin.engine import VirtualEngine
+from dilaserve_bench.twin.prices import Lookup, PassSeconds
 from dilaserve_bench.twin.source import StepSource
 from dilaserve_bench.twin.store import TwinStore
 from dilaserve_bench.twin.timeline import Timeline
@@ -26,16 +24,11 @@ __all__ = [
     "Cluster",
     "ClusterSpec",
     "Group",
-    "PassSeconds",
     "parse_mix",
-    "profiled_seconds",
 ]
 
 MODEL_ID = "virtual"
 MOST_INSTANCES = 65_536
-
-PassSeconds = Callable[[int], Callable[[VirtualPlan], float]]
-"""By TP degree: how long a pass takes."""
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -51,9 +44,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[Group, ...]
     overhead: float = 1.0
     """Factor on every pass: what a system loses outside of the profiled pass."""
-    lookup: Literal["smoothed", "ceil"] = "smoothed"
-    """How a pass between two measured sizes is priced. ceil: as the next larger one that was
-    measured, unsmoothed (the published system pads its CUDA graphs)."""
+    lookup: Lookup = "smoothed"
     lock_step: bool = False
     """Whether a pass waits until everybody on the instance may run (the published system sends
     each pass to its instance anew); needs `run_ahead` 1."""
@@ -102,19 +93,6 @@ def parse_mix(text: str) -> tuple[Group, ...]:
             )
         groups.append(Group(tp_degree=int(match[2]), n_instances=int(match[1])))
     return tuple(groups)
-
-
-def profiled_seconds(spec: ClusterSpec, profiles: ProfileSet) -> PassSeconds:
-    """By the tokens of a pass, as profiled, times the overhead. Raises ProfileError for a degree
-    without a profile."""
-
-    def of_degree(degree: int) -> Callable[[VirtualPlan], float]:
-        smoothed = profiles.curve(degree).seconds
-        seconds = _next_measured(profiles, degree) if spec.lookup == "ceil" else smoothed
-        table = [spec.overhead * seconds(n) for n in range(spec.max_batch_tokens + 1)]
-        return lambda plan: table[plan.n_tokens]
-
-    return of_degree
 
 
 class Cluster:
@@ -276,11 +254,3 @@ class Cluster:
             heartbeat_s=spec.heartbeat_s,
             lock_step=spec.lock_step,
         )
-
-
-def _next_measured(profiles: ProfileSet, degree: int) -> Callable[[int], float]:
-    """Of the next larger size that was measured; beyond the last, of the last."""
-    measured = (p for each in profiles.profiles if each.tp_degree == degree for p in each.points)
-    points = sorted(measured, key=lambda point: point.n_tokens)
-    sizes = [point.n_tokens for point in points]
-    return lambda n: points[min(bisect_left(sizes, n), len(points) - 1)].seconds

@@ -18,6 +18,7 @@ from dilaserve_bench.twin.advice import PUBLISHED_WMAPE, StandIn, trained_in
 from dilaserve_bench.twin.checks import check_options
 from dilaserve_bench.twin.cluster import ClusterSpec, parse_mix
 from dilaserve_bench.twin.faults import parse_fault
+from dilaserve_bench.twin.prices import Lookup
 from dilaserve_bench.twin.recorded import RecordedSource, StepTable, load_steps
 from dilaserve_bench.twin.simulation import Scenario
 from dilaserve_bench.twin.traces import is_rates, read_rates, read_trace
@@ -64,7 +65,7 @@ class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
     plan_tokens: int = PLAN_TOKENS
     profile: str = ""
     overhead: float = 1.0
-    lookup: Literal["smoothed", "ceil"] = "smoothed"
+    lookup: Lookup = "smoothed"
     rate: float = 1.5
     trace: str = ""
     average_day: bool = False

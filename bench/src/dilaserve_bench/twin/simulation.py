@@ -16,11 +16,12 @@ from dilaserve.messages import Admitted, Cancelled, Refused, Submit, WorkerEvent
 from dilaserve.plan_messages import Drained, NotDrained
 from dilaserve.profiles import ProfileSet
 from dilaserve_bench.twin.clients import Clients, Judge, Served
-from dilaserve_bench.twin.cluster import Cluster, ClusterSpec, PassSeconds, profiled_seconds
+from dilaserve_bench.twin.cluster import Cluster, ClusterSpec
 from dilaserve_bench.twin.configurations import Configuration, PlanNote
 from dilaserve_bench.twin.faults import Fault
 from dilaserve_bench.twin.hands import Hands, VirtualHands
 from dilaserve_bench.twin.measure import Gaps, Measurements
+from dilaserve_bench.twin.prices import PassSeconds, profiled_seconds
 from dilaserve_bench.twin.scheduler import Adviser, CoreCalls, VirtualScheduler
 from dilaserve_bench.twin.source import StepSource
 from dilaserve_bench.twin.store import TwinStore
@@ -256,4 +257,10 @@ def _pass_seconds(scenario: Scenario) -> PassSeconds:
         return scenario.pass_seconds
     if scenario.profiles is None:
         raise ValueError("a scenario needs profiles or pass_seconds")
-    return profiled_seconds(scenario.cluster, scenario.profiles)
+    spec = scenario.cluster
+    return profiled_seconds(
+        scenario.profiles,
+        lookup=spec.lookup,
+        overhead=spec.overhead,
+        max_batch_tokens=spec.max_batch_tokens,
+    )
