@@ -138,7 +138,7 @@ class TestStart:
     async def test_a_database_that_the_server_has_not_is_told(
         self, open_store: OpenStore, server: EmbeddedServer
     ) -> None:
-        with pytest.raises(SettingsError, match="DILASERVE_REDIS_URL=.* DB index is out of range"):
+        with pytest.raises(SettingsError, match=r"DILASERVE_REDIS_URL=.* DB index is out of range"):
             await open_store(server.url.removesuffix("/0") + "/99")
 
     @pytest.mark.parametrize(
