@@ -23,6 +23,7 @@ from dilaserve.recording import (
 )
 from dilaserve.store.records import DecodingSpec
 from dilaserve_gpu_worker.engine.alone import denoise_alone
+from dilaserve_gpu_worker.engine.types import NeverFitsError
 from dilaserve_gpu_worker.models.model import Model
 from dilaserve_gpu_worker.record_command import record
 from dilaserve_gpu_worker.recording import PlannedRun, Prompt, Recorder, plan_runs, read_prompts
@@ -115,6 +116,22 @@ def test_room_is_made_for_runs_that_there_are(model: Model) -> None:
     plan = plan_runs(PROMPTS[:1], (0.9,), n_switching=0)
     (run,) = Recorder(model, "m", block_length=8, concurrency=10**9).record(plan)
     assert is_complete(run)
+
+
+@pytest.mark.parametrize("n_output", [511, 10**12, 10**40])
+def test_a_run_that_is_longer_than_the_model_is_refused_before_any_begins(
+    model: Model, n_output: int
+) -> None:
+    """And before room is made for it."""
+    long = msgspec.structs.replace(PROMPTS[0], prompt_ids=[1, 2], n_output=n_output)
+    plan = plan_runs([*PROMPTS[1:], long], (0.9,), n_switching=0)
+    with pytest.raises(NeverFitsError, match="more than the model's max_sequence_length"):
+        next(Recorder(model, "m", block_length=8).record(plan))
+
+
+def test_more_runs_than_can_be_planned_are_refused(tmp_path: Path, arguments: list[object]) -> None:
+    result = invoke(*arguments, "--out", tmp_path / "out", "--switching", 10**12)
+    assert (result.exit_code, "less than or equal to 1000" in result.output) == (2, True)
 
 
 def test_prompts_of_a_file(tmp_path: Path) -> None:

@@ -20,11 +20,17 @@ if TYPE_CHECKING:
 
 __all__ = ["record"]
 
+MOST_SWITCHING = 1000
+"""All runs are planned before the first one begins."""
+
 Prompts = Annotated[
     Path, typer.Argument(help="JSON lines with prompt_ids; see `dilaserve tokenize`.")
 ]
 Switching = Annotated[
-    int, typer.Option(min=0, help="Runs of each prompt whose threshold changes on the way.")
+    int,
+    typer.Option(
+        min=0, max=MOST_SWITCHING, help="Runs of each prompt whose threshold changes on the way."
+    ),
 ]
 IgnoreEos = Annotated[
     bool, typer.Option("--ignore-eos", help="Fill the canvas; by default an EOS ends a run.")

@@ -18,6 +18,7 @@ from dilaserve.errors import InvalidRequestError
 from dilaserve.messages import CacheMode, Count, TokenId
 from dilaserve.recording import RecordedStep, prompt_digest
 from dilaserve.store.records import MASKED, DecodingSpec
+from dilaserve_gpu_worker.engine.alone import check_length
 from dilaserve_gpu_worker.engine.engine import Engine
 from dilaserve_gpu_worker.engine.kv_pool import PAGE_TOKENS
 from dilaserve_gpu_worker.engine.types import Credit, EngineRequest, StepOutput
@@ -159,6 +160,9 @@ class Recorder:
                     yield steps
 
     def _engine(self, runs: Sequence[PlannedRun]) -> Engine:
+        for run in runs:
+            spec = self._spec(run)
+            check_length(self._model, run.prompt.prompt_ids, spec, request_id=run.run_id)
         longest = max(len(run.prompt.prompt_ids) + run.prompt.n_output for run in runs)
         n_tokens = min(self._concurrency, len(runs)) * (longest + PAGE_TOKENS)
         return Engine(
@@ -166,16 +170,17 @@ class Recorder:
         )
 
     def _request(self, run: PlannedRun) -> EngineRequest:
-        prompt = run.prompt
-        spec = DecodingSpec(
-            n_output=prompt.n_output,
+        credit = Credit(run.threshold(1), WITHOUT_END)
+        canvas = [MASKED] * run.prompt.n_output
+        return EngineRequest(run.run_id, run.prompt.prompt_ids, self._spec(run), 0, canvas, credit)
+
+    def _spec(self, run: PlannedRun) -> DecodingSpec:
+        return DecodingSpec(
+            n_output=run.prompt.n_output,
             block_length=self._block_length,
             seed=0,
             ignore_eos=run.ignore_eos,
         )
-        credit = Credit(run.threshold(1), WITHOUT_END)
-        canvas = [MASKED] * prompt.n_output
-        return EngineRequest(run.run_id, prompt.prompt_ids, spec, 0, canvas, credit)
 
     def _recorded(self, run: PlannedRun, step: StepOutput, latency_ms: float) -> RecordedStep:
         return RecordedStep(

@@ -47,6 +47,16 @@ def fresh_request(
     return EngineRequest(REQUEST_ID, prompt, spec, 0, canvas, credit, quota)
 
 
+def check_length(
+    model: Model, prompt: list[int], spec: DecodingSpec, *, request_id: str = REQUEST_ID
+) -> None:
+    """Raises NeverFitsError for more tokens than the model takes, before a canvas and a KV pool of
+    that length are made."""
+    longest = model.config.max_sequence_length
+    limits = Limits(model.config.vocab_size, longest, longest, n_kv_tokens=None)
+    limits.check_fits(EngineRequest(request_id, prompt, spec, 0, [], Credit(0.0, 0)))
+
+
 def denoise_alone(
     model: Model,
     prompt: list[int],
@@ -60,7 +70,7 @@ def denoise_alone(
 
     Raises NeverFitsError and InvalidRequestError as Engine.add does.
     """
-    _check_length(model, prompt, spec)
+    check_length(model, prompt, spec)
     engine = engine_for_one(model, cache_mode=cache_mode, n_tokens=len(prompt) + spec.n_output)
     engine.add(fresh_request(prompt, spec, Credit(threshold, WITHOUT_END), quota=quota))
     windows: list[list[int]] = []
@@ -72,10 +82,3 @@ def denoise_alone(
     mask_id = model.config.mask_id
     canvas = [mask_id if token == MASKED else token for token in engine.canvas(REQUEST_ID)]
     return Denoised([*prompt, *canvas], len(windows), windows, finish_reason)
-
-
-def _check_length(model: Model, prompt: list[int], spec: DecodingSpec) -> None:
-    """Before a canvas and a KV pool of that length are made."""
-    longest = model.config.max_sequence_length
-    limits = Limits(model.config.vocab_size, longest, longest, n_kv_tokens=None)
-    limits.check_fits(EngineRequest(REQUEST_ID, prompt, spec, 0, [], Credit(0.0, 0)))
