@@ -19,6 +19,9 @@ from torch import Tensor
 from dilaserve_gpu_worker.attention.runs import Ints, PooledKeys, Prepared, Ragged, Room, Run
 from dilaserve_gpu_worker.engine.kv_pool import PAGE_TOKENS, n_pages_for
 
+ALIGNMENT = 64
+"""Bytes of a vector: MKL takes some sums in another order of a row that begins between two."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Part:
@@ -118,5 +121,12 @@ def _pooled(pool_SGA: Tensor, pages: Tensor, part: _Part) -> Tensor:
 
 
 def _rows(x_THA: Tensor, part: _Part) -> Tensor:
-    """Split a part of the flat axis into rows: THA → BQHA, a view."""
-    return x_THA[part.start : part.stop].view(part.n_rows, -1, *x_THA.shape[1:])
+    """Split a part of the flat axis into rows: THA → BQHA. A view where every token, and with it
+    every row, lies as the first one does; what lies so must depend on the model alone."""
+    rows_BQHA = x_THA[part.start : part.stop].view(part.n_rows, -1, *x_THA.shape[1:])
+    if x_THA.stride(0) * x_THA.itemsize % ALIGNMENT == 0:
+        return rows_BQHA
+    n_tokens = rows_BQHA.shape[1]
+    n_wide = n_tokens + -n_tokens % ALIGNMENT
+    wide_BQHA = x_THA.new_empty(part.n_rows, n_wide, *x_THA.shape[1:])
+    return wide_BQHA[:, :n_tokens].copy_(rows_BQHA)
