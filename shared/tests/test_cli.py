@@ -122,10 +122,11 @@ def test_tensor_parallelism_without_a_planner_is_refused(tmp_path: Path) -> None
     assert "TP degree 1 only; add --planner apply" in result.stderr
 
 
-def test_more_threads_than_a_worker_takes_are_refused(tmp_path: Path) -> None:
-    result = run(tmp_path, "up", "--threads", "257")
+@pytest.mark.parametrize("option", ["--threads", "--workers", "--tp"])
+def test_more_than_a_machine_holds_is_refused(tmp_path: Path, option: str) -> None:
+    result = run(tmp_path, "up", option, "257")
     assert result.returncode == 2
-    assert "'--threads': Input should be less than or equal to 256" in result.stderr
+    assert f"'{option}': Input should be less than or equal to 256" in result.stderr
 
 
 def test_down_without_a_stack_says_so(tmp_path: Path) -> None:

@@ -28,15 +28,24 @@ from dilaserve.supervisor.state import StackState
 
 logger = logging.getLogger(__name__)
 
+MOST_WORKERS = 256
+"""Each is a process, and so is each rank of a TP degree."""
+
 Workers = Annotated[
-    int, typer.Option(min=1, help="Workers; with --planner apply those to begin with.")
+    int,
+    typer.Option(
+        min=1, max=MOST_WORKERS, help="Workers; with --planner apply those to begin with."
+    ),
 ]
 Planner = Annotated[
     PlannerRole | None,
     typer.Option(help="Run the planner: it proposes, or also launches and ends the workers."),
 ]
 Degree = Annotated[
-    int, typer.Option("--tp", min=1, help="TP degree of the workers, with --planner apply.")
+    int,
+    typer.Option(
+        "--tp", min=1, max=MOST_WORKERS, help="TP degree of the workers, with --planner apply."
+    ),
 ]
 Threads = Annotated[
     int | None, typer.Option(min=1, max=MOST_THREADS, help="Torch threads a worker.")
