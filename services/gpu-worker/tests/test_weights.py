@@ -168,6 +168,13 @@ def _without_a_shard(folder: Path) -> None:
     (folder / "model-00002-of-00002.safetensors").unlink()
 
 
+def _with_a_tensor_twice(folder: Path) -> None:
+    split(folder, 2)
+    first, second = (folder / f"model-{n:05}-of-00002.safetensors" for n in (1, 2))
+    name, tensor = next(iter(load_file(first).items()))
+    save_file({**load_file(second), name: 2 * tensor}, second)
+
+
 def _with_an_empty_index(folder: Path) -> None:
     _without_weights(folder)
     rewrite(folder, "model.safetensors.index.json", weight_map={})
@@ -230,6 +237,7 @@ def _without_itself(folder: Path) -> None:
     [
         (_without_weights, "has neither model.safetensors nor model.safetensors.index.json"),
         (_without_a_shard, "lacks the shard model-00002-of-00002.safetensors; download it again"),
+        (_with_a_tensor_twice, "in model-00002-of-00002.safetensors and in a shard before it"),
         (_with_an_empty_index, "has no weight_map"),
         (_with_damaged_weights, "is no readable safetensors file"),
         (_with_a_damaged_config, "is not JSON"),

@@ -54,8 +54,9 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._stack = ExitStack()
-        files = {path: self._open(path) for path in weight_files(folder)}
-        self._where = {name: file for file in files.values() for name in file.keys()}  # noqa: SIM118
+        self._where: dict[str, Any] = {}
+        for path in weight_files(folder):
+            self._add(path)
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -104,6 +105,16 @@ class Checkpoint:
                 f"{self.folder}: tensor {name} is stored as {stored}; quantized weights are not "
                 f"computed here: use a checkpoint in one of {', '.join(_DTYPES)}"
             )
+
+    def _add(self, path: Path) -> None:
+        file = self._open(path)
+        twice = sorted(self._where.keys() & file.keys())
+        if twice:
+            raise ModelFolderError(
+                f"{self.folder} holds the tensor {twice[0]} in {path.name} and in a shard before "
+                "it, so its shards do not belong together: download them again"
+            )
+        self._where |= dict.fromkeys(file.keys(), file)
 
     def _open(self, path: Path) -> Any:
         try:
