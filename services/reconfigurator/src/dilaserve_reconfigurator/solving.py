@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any, Literal
 
+import highspy
 import msgspec
 import pyomo.environ as pyo
 from pyomo.contrib.solver.common.base import Availability
@@ -149,6 +150,16 @@ def _leave_output_alone() -> None:
     read a pipe: what other threads log meanwhile is lost, and they can deadlock (Pyomo's issues
     3084 and 3908). HiGHS is told to be silent, so there is nothing to catch."""
     highs.capture_output = lambda *_, **__: nullcontext()
+    highspy.Highs = _Silent  # type: ignore[misc]  # Pyomo names it there
+
+
+class _Silent(highspy.Highs):
+    """Without the banner that the first solver of a process prints to standard output, where
+    `dilaserve plan --json` has its records, before Pyomo can give it an option."""
+
+    def enableCallbacks(self) -> None:  # noqa: N802
+        self.silent()
+        super().enableCallbacks()  # type: ignore[no-untyped-call]
 
 
 def _status(result: Any) -> Status:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 
@@ -58,6 +59,19 @@ def test_output_stays_the_process_own_while_it_solves(
     solve(knapsack(), 10.0)
     assert seen == [streams()] * 2
     assert capfd.readouterr() == ("", "")
+
+
+def test_the_first_solver_of_a_process_prints_nothing() -> None:
+    script = (
+        "from dilaserve_reconfigurator.solving import solve\n"
+        "import pyomo.environ as pyo\n"
+        "model = pyo.ConcreteModel()\n"
+        "model.x = pyo.Var(within=pyo.Binary)\n"
+        "model.most = pyo.Objective(expr=model.x, sense=pyo.maximize)\n"
+        "assert solve(model, 10.0).objectives[0].value == 1.0\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    assert (ended.stdout, ended.stderr) == (b"", b"")
 
 
 def test_infeasible_is_named() -> None:
