@@ -64,6 +64,7 @@ class Gateway:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.bodies: list[dict[str, Any]] = []
+        self.fault: str | None = None
         real = httpx.AsyncClient
 
         def client(*, base_url: str, **_: object) -> httpx.AsyncClient:
@@ -77,6 +78,8 @@ class Gateway:
             return httpx.Response(200, json={"data": [{"id": "m1"}, {"id": "m2"}]})
         assert request.url.path == "/v1/chat/completions"
         self.bodies.append(json.loads(request.content))
+        if self.fault is not None:
+            return httpx.Response(400, json={"error": {"message": self.fault}})
         level = {"slo_met": True, "mean_threshold": 0.8, "n_steps": 4, "migrations": 0}
         choices = [{"message": {"content": "x"}}]
         usage = {"completion_tokens": 7}
@@ -126,6 +129,27 @@ def test_a_trace_gives_times_and_outputs(gateway: Gateway, tmp_path: Path) -> No
     assert {each["messages"][0]["content"] for each in gateway.bodies} == {"why?", "how?"}
     assert {each["model"] for each in gateway.bodies} == {"m2"}
     assert not any("slo_ms" in each for each in gateway.bodies)
+
+
+def test_where_nothing_is_served_it_says_why(gateway: Gateway) -> None:
+    gateway.fault = "the canvas is too long"
+    options = ["serve", "--url", "http://gateway", "--rate", "400", "--requests", "3"]
+    result = CliRunner().invoke(bench, options)
+    assert result.exit_code == 1
+    assert "0 refused and 3 failed, the first with: " in result.stderr
+    assert "the canvas is too long" in result.stderr
+    assert json.loads(CliRunner().invoke(bench, [*options, "--json"]).stdout)["rows"]
+
+
+@pytest.mark.parametrize(
+    ("plot", "word"), [("nowhere/page.svg", "no folder nowhere"), ("page.gif", ".svg")]
+)
+def test_a_plot_that_cannot_be_drawn_is_refused_before_the_load(
+    gateway: Gateway, plot: str, word: str
+) -> None:
+    result = CliRunner().invoke(bench, ["serve", "--url", "http://gateway", "--plot", plot])
+    assert word in str(result.exception)
+    assert gateway.bodies == []
 
 
 def test_rates_are_above_0() -> None:

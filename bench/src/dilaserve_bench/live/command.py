@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["serve"]
 
 BLOCK = 32
+MOST_OF_AN_ERROR = 500
 LONGEST = 4096
 """Requests of a trace that have more tokens are left out, as in the paper (Table 3)."""
 
@@ -65,8 +66,11 @@ def serve(
 ) -> None:
     """Send requests at their own times to a live gateway; latencies, attainment, thresholds."""
     from dilaserve_bench.live.prompts import read_messages, sums
+    from dilaserve_bench.twin.checks import check_plot
     from dilaserve_bench.twin.workload import RequestClass
 
+    if plot is not None:
+        check_plot(plot)
     messages = read_messages(prompts) if prompts else sums(requests, seed)
     like = RequestClass(n_prompt=1, n_output=output, slo_s=slo)
     loads = _loads(rate, trace, speed, requests, like, len(messages), seed)
@@ -81,12 +85,16 @@ def serve(
         typer.echo(msgspec.json.format(msgspec.json.encode(rows), indent=1).decode())
     else:
         typer.echo("\n".join(_lines(served)))
+    for each in served:
+        _tell_failure(each)
     if plot is not None and served:
         from dilaserve_bench.live.serve_plot import save_plot
 
         save_plot(served, plot)
     if len(served) < len(loads):
         raise typer.Exit(130)
+    if not any(each.row.n_done for each in served):
+        raise typer.Exit(1)
 
 
 Load = tuple[str, "Workload"]
@@ -167,6 +175,18 @@ def _lines(served: Sequence[Served]) -> Iterator[str]:
             f"{row.n_failed:6}  {_s(first.p50):>14}  {_s(first.p99):>5}  {_s(latency.p50):>7}  "
             f"{_s(latency.p99):>5}  {row.attainment:10.3f}  {_s(row.mean_threshold):>9}  "
             f"{row.late_ms:7.1f}"
+        )
+
+
+def _tell_failure(served: Served) -> None:
+    """The first answer that failed or was refused says why, on standard error."""
+    row = served.row
+    bad = [answer for answer in served.answers if answer.outcome != "done"]
+    if bad:
+        typer.echo(
+            f"{row.load} at {row.rate:.2f} a second: {row.n_refused} refused and {row.n_failed} "
+            f"failed, the first with: {bad[0].text.strip()[:MOST_OF_AN_ERROR] or 'nothing said'}",
+            err=True,
         )
 
 
