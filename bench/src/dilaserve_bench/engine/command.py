@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -16,7 +15,7 @@ from dilaserve.messages import CacheMode
 from dilaserve.model_folder import find_model
 from dilaserve_bench.engine.progress import Watch, watching
 from dilaserve_gpu_worker.engine.plan_policy import PlanPolicyName, build_plan_policy
-from dilaserve_gpu_worker.options import Device, Dtype, PackWeights, Threads
+from dilaserve_gpu_worker.options import Device, Dtype, Model, PackWeights, Threads
 
 if TYPE_CHECKING:
     from dilaserve_bench.engine.batching import Batching
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from dilaserve_bench.engine.policies import PolicyRow
     from dilaserve_bench.engine.shares import EngineRow, Left
     from dilaserve_gpu_worker.engine.engine import Engine
-    from dilaserve_gpu_worker.models.model import Model
+    from dilaserve_gpu_worker.models.model import Model as LoadedModel
 
 __all__ = ["engine"]
 
@@ -53,7 +52,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def engine(
-    model: Annotated[Path | None, typer.Option(help="Default: the bundled one.")] = None,
+    model: Model = None,
     modes: Modes = "none,prefix,dual",
     concurrency: Concurrency = "1,4,16",
     prompt: Prompt = 96,
@@ -83,9 +82,12 @@ def engine(
     compared = _each("--plan-policies", plan_policies, PlanPolicyName) if outputs else []
     from dilaserve_bench.engine.feed import Work
     from dilaserve_bench.engine.report import EngineReport, json_of, lines_of
+    from dilaserve_gpu_worker.loading import load_alone
 
     folder = find_model(model, os.environ)
-    loaded = _load(folder, device, dtype, threads, packs=pack_weights == "auto")
+    loaded = load_alone(
+        folder, threads=threads, device=device, dtype=dtype, pack_weights=pack_weights
+    )
     size = loaded.config.vocab_size, prompt
     work, longer = (Work(*size, lengths, threshold) for lengths in ([output], outputs))
     effort = Effort(passes, rounds, time.process_time if clock == "cpu" else time.perf_counter)
@@ -118,18 +120,8 @@ def _each(option: str, text: str, of: Any) -> list[Any]:
         raise typer.BadParameter(f"{option} {text!r}: {error}") from error
 
 
-def _load(folder: Path, device: str, dtype: str, threads: int, *, packs: bool) -> Model:
-    import torch
-
-    from dilaserve_gpu_worker.device import choose_device, choose_dtype
-    from dilaserve_gpu_worker.weights import load_model
-
-    torch.set_num_threads(threads)
-    return load_model(folder, device=choose_device(device), dtype=choose_dtype(dtype), packs=packs)
-
-
 def _rows(
-    model: Model, work: Work, cases: list[tuple[CacheMode, int]], effort: Effort, watch: Watch
+    model: LoadedModel, work: Work, cases: list[tuple[CacheMode, int]], effort: Effort, watch: Watch
 ) -> tuple[list[EngineRow], dict[str, list[Left]]]:
     from dilaserve_bench.engine.feed import Feed, requests_of
     from dilaserve_bench.engine.shares import measure_row
@@ -146,7 +138,9 @@ def _rows(
     return rows, left
 
 
-def _batching(model: Model, work: Work, n_requests: int, effort: Effort, watch: Watch) -> Batching:
+def _batching(
+    model: LoadedModel, work: Work, n_requests: int, effort: Effort, watch: Watch
+) -> Batching:
     from dilaserve_bench.engine.batching import measure_batching
 
     watch.begins("continuous and static batches")
@@ -163,7 +157,7 @@ def _batching(model: Model, work: Work, n_requests: int, effort: Effort, watch: 
 
 
 def _policies(
-    model: Model,
+    model: LoadedModel,
     work: Work,
     n_requests: int,
     effort: Effort,
@@ -188,7 +182,7 @@ def _policies(
 
 
 def _engine(
-    model: Model,
+    model: LoadedModel,
     work: Work,
     mode: CacheMode,
     concurrency: int,
