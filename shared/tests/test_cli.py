@@ -119,7 +119,7 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
 def test_tensor_parallelism_without_a_planner_is_refused(tmp_path: Path) -> None:
     result = run(tmp_path, "up", "--tp", "2")
     assert result.returncode == 1
-    assert "TP degree 1 only; add --planner apply" in result.stderr
+    assert "add --planner apply, or set DILASERVE_TP_DEGREE=2" in result.stderr
 
 
 @pytest.mark.parametrize("option", ["--threads", "--workers", "--tp"])

@@ -53,7 +53,7 @@ def test_unset_and_empty_take_the_default_and_unknown_ones_are_left_alone() -> N
         ("DILASERVE_BLOCK_LENGTH", "1.5", "use for example 32"),
         ("DILASERVE_MARGIN", "much", r"use for example 0\.9"),
         ("DILASERVE_EAGER", "perhaps", "use for example False"),
-        ("DILASERVE_CACHE_MODE", "triple", "use for example 'dual'"),
+        ("DILASERVE_CACHE_MODE", "triple", "use 'none' or 'dual'$"),
     ],
 )
 def test_malformed_value_names_variable_value_and_remedy(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -101,6 +101,9 @@ def _remedy(struct: type[msgspec.Struct], name: str) -> str:
     field = next(f for f in msgspec.structs.fields(struct) if f.name == name)
     if field.default is msgspec.NODEFAULT:
         return ""
+    hint = get_type_hints(struct)[name]
+    if get_origin(hint) is Literal:
+        return f"; use {' or '.join(repr(value) for value in get_args(hint))}"
     return "; or leave it unset" if field.default == "" else f"; use for example {field.default!r}"
 
 

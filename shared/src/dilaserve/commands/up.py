@@ -160,8 +160,8 @@ def _end_on_signals() -> None:
 def _check_planner(planner: PlannerRole, tp: int, environ: Mapping[str, str]) -> None:
     if tp != 1 and planner != "apply":
         raise DiLaServeError(
-            f"--tp {tp}: the supervisor starts workers of TP degree 1 only; add --planner apply, "
-            "whose workers may have others"
+            f"--tp {tp} is for the planner's workers; add --planner apply, or set "
+            f"DILASERVE_TP_DEGREE={tp} for those of the supervisor"
         )
     unset = [name for name in PLANNED_WITH if not environ.get(name)]
     if planner == "advise" and unset:
