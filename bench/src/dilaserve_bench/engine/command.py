@@ -73,11 +73,8 @@ def engine(
 ) -> None:
     """Throughput of the bare engine against its matrix products and attention alone: as torch
     computes them (of bare), and with products as the engine computes them (of kernels)."""
-    cases = [
-        (m, n)
-        for m in _each("--modes", modes, CacheMode)
-        for n in _each("--concurrency", concurrency, Count)
-    ]
+    at_a_time = _each("--concurrency", concurrency, Count)
+    cases = [(mode, n) for mode in _each("--modes", modes, CacheMode) for n in at_a_time]
     outputs = _each("--mixed", mixed, Count)
     compared = _each("--plan-policies", plan_policies, PlanPolicyName) if outputs else []
     from dilaserve_bench.engine.feed import Work
