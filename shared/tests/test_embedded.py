@@ -14,11 +14,9 @@ from typing import Any
 
 import pytest
 
-from dilaserve import embedded
 from dilaserve.embedded import (
     EmbeddedServer,
     find_binary,
-    free_port,
     nats_answers,
     nats_argv,
     start_nats,
@@ -157,14 +155,6 @@ async def test_dies_with_its_parent_however_that_ends() -> None:
         parent.send_signal(signal.SIGKILL)
     await until(lambda: not alive(pid))
     assert not await nats_answers(port)
-
-
-def test_free_ports_are_free() -> None:
-    ports = {free_port() for _ in range(20)}
-    assert len(ports) > 10
-    for port in ports:
-        with socket.socket() as listener:
-            listener.bind((embedded.commands.LOOPBACK, port))
 
 
 def running(script: str) -> subprocess.Popen[bytes]:

@@ -4,10 +4,10 @@ Used by the tests and by `dilaserve up`; knows nothing of what runs on them.
 """
 
 from dilaserve.embedded.commands import find_binary, nats_argv, valkey_argv
+from dilaserve.embedded.ports import free_port
 from dilaserve.embedded.process import (
     EmbeddedServer,
     die_with_parent,
-    free_port,
     nats_answers,
     start_nats,
     start_valkey,

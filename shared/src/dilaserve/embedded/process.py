@@ -6,7 +6,6 @@ import asyncio
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dilaserve.embedded.commands import DEFAULT_MAX_MEMORY, LOOPBACK, nats_argv, valkey_argv
+from dilaserve.embedded.ports import free_port
 from dilaserve.errors import DiLaServeError
 
 Probe = Callable[[int], Awaitable[bool]]
@@ -144,14 +144,6 @@ async def valkey_answers(port: int, host: str = LOOPBACK) -> bool:
     """Whether a Valkey or Redis server has loaded its data and takes commands on this port;
     one that asks for a password counts."""
     return await _exchange(host, port, b"PING\r\n", b"+PONG", b"-NOAUTH")
-
-
-def free_port() -> int:
-    """A loopback port that was free a moment ago."""
-    with socket.socket() as listener:
-        listener.bind((LOOPBACK, 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def die_with_parent(parent_pid: int) -> Callable[[], None] | None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dilaserve.embedded import free_port
 from dilaserve.errors import DiLaServeError
 
 N_TRIED = 100
@@ -61,16 +62,13 @@ def _candidates(host: str, port: int | None, first: int) -> Iterable[int]:
 
 
 def _any_free(host: str) -> int:
-    with socket.socket() as listener:
-        try:
-            listener.bind((host, 0))
-        except OSError as error:
-            raise DiLaServeError(
-                f"no port can be had on {host}: {error.strerror}; give an address of this machine "
-                "by --host"
-            ) from error
-        port: int = listener.getsockname()[1]
-        return port
+    try:
+        return free_port(host)
+    except OSError as error:
+        raise DiLaServeError(
+            f"no port can be had on {host}: {error.strerror}; give an address of this machine "
+            "by --host"
+        ) from error
 
 
 def _try_to_hold(port: int) -> int | None:

@@ -152,8 +152,8 @@ async def _guard(
 
 def choose_endpoints(options: StackOptions, gateway_port: int) -> Endpoints:
     """Where everything is to listen: free ports for the servers that are embedded."""
-    nats_port = None if options.nats_url else free_port()
-    redis_port = None if options.redis_url else free_port()
+    nats_port = None if options.nats_url else free_port(other_than=[gateway_port])
+    redis_port = None if options.redis_url else free_port(other_than=[gateway_port, nats_port])
     return Endpoints(
         gateway_url=f"http://{options.host}:{gateway_port}",
         gateway_port=gateway_port,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -16,14 +15,14 @@ from typing import IO, Literal
 import msgspec
 import torch
 
-from dilaserve.embedded import die_with_parent
+from dilaserve.embedded import die_with_parent, free_port
 from dilaserve.errors import SettingsError
 from dilaserve.messages import CacheMode
 from dilaserve_gpu_worker.engine.batch import Batch
 from dilaserve_gpu_worker.engine.types import EngineLostError
 from dilaserve_gpu_worker.frames import read_frame, write_frame
 from dilaserve_gpu_worker.parallel.frames import Loaded, RankSpec, Start, pack_batch
-from dilaserve_gpu_worker.parallel.group import LOOPBACK, TIMEOUT_S, GroupPeers
+from dilaserve_gpu_worker.parallel.group import TIMEOUT_S, GroupPeers
 from dilaserve_gpu_worker.parallel.pulse import BEAT_S, Pulse
 from dilaserve_gpu_worker.speedups import AutoOnOff
 
@@ -161,7 +160,7 @@ def launch_ranks(
     take the CUDA devices behind it. Raises SettingsError when there are not enough of them.
     Call it from the main thread: the ranks die with the thread that started them."""
     _check_devices(device, degree)
-    port = _free_port()
+    port = free_port()
     ranks = []
     for number in range(1, degree):
         spec = RankSpec(
@@ -229,10 +228,3 @@ def _check_devices(device: torch.device, degree: int) -> None:
 
 def _device_of(device: torch.device, rank: int) -> str:
     return f"cuda:{(device.index or 0) + rank}" if device.type == "cuda" else str(device)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind((LOOPBACK, 0))
-        port: int = listener.getsockname()[1]
-        return port
