@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -136,3 +137,23 @@ async def test_a_wrong_start_is_one_line_and_exit_code_1(
         assert await process.wait() == 1
     assert message in text.splitlines()[-1]
     assert "Traceback" not in text
+
+
+async def test_its_log_begins_with_the_profile_and_warns_of_another_model(
+    bus: Bus, store: Store, environ: dict[str, str], tmp_path: Path
+) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(
+        '{"model": "other", "device": "H100", '
+        '"profiles": [{"tp_degree": 1, "points": [[32, 0.01]]}]}'
+    )
+    profiled = {**environ, variable("profile"): str(path)}
+    lines: list[str] = []
+    async with running_worker(bus, store, "a-0001"), scheduler(profiled) as process:
+        assert process.stderr is not None
+        async with asyncio.timeout(30.0):
+            while not lines or "serves 'm'" not in lines[-1]:
+                lines.append((await process.stderr.readline()).decode())
+    assert f"latency profile {path}: other on H100, TP degrees 1, step kinds not" in lines[0]
+    assert "WARNING" in lines[-1]
+    assert "the latency profile is of 'other'" in lines[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import signal
@@ -21,8 +22,11 @@ from dilaserve.store.redis import connect_redis
 from dilaserve.telemetry import Telemetry
 from dilaserve_scheduler.core import Core
 from dilaserve_scheduler.policies import build_policy
+from dilaserve_scheduler.profile_notes import ProfileNotes, summary
 from dilaserve_scheduler.service import Clocks, SchedulerService
 from dilaserve_scheduler.settings import SchedulerSettings
+
+log = logging.getLogger("dilaserve_scheduler")
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -59,6 +63,9 @@ async def _serve(settings: SchedulerSettings, crash: CrashPoints) -> None:
     async with AsyncExitStack() as stack:
         telemetry = Telemetry.start(service="scheduler", service_id=service_id, settings=settings)
         stack.callback(telemetry.close)
+        profiles = settings.options().profiles
+        if profiles is not None:
+            log.info(summary(profiles, settings.profile))
         closed = asyncio.Event()
         bus = await connect_nats(
             settings.nats_url,
@@ -77,6 +84,7 @@ async def _serve(settings: SchedulerSettings, crash: CrashPoints) -> None:
             telemetry=telemetry,
             clocks=Clocks(time.monotonic, time.time, time.perf_counter),
             crash=crash,
+            notes=ProfileNotes(profiles),
             lease_ttl_s=settings.lease_ttl_s,
             submit_timeout_s=settings.submit_timeout_s,
         )

@@ -17,7 +17,7 @@ from dilaserve import __version__, subjects
 from dilaserve.bus import Bus, BusMessage, Endpoint, ServiceCard
 from dilaserve.crashpoints import CrashPoints
 from dilaserve.errors import BusUnavailableError, StoreUnavailableError
-from dilaserve.messages import Submit, decode_worker_event, encode
+from dilaserve.messages import Heartbeat, InstanceUp, Submit, decode_worker_event, encode
 from dilaserve.process import Identity
 from dilaserve.store import Store
 from dilaserve.store.records import RequestRecord
@@ -50,6 +50,7 @@ from dilaserve_scheduler.core.events import (
 from dilaserve_scheduler.lease import Lease, LeaseLostError
 from dilaserve_scheduler.observe import SchedulerMetrics
 from dilaserve_scheduler.predicting import PredictorCalls
+from dilaserve_scheduler.profile_notes import ProfileNotes
 from dilaserve_scheduler.records import to_stored
 from dilaserve_scheduler.replies import Desk
 from dilaserve_scheduler.storing import StoreCalls
@@ -93,6 +94,7 @@ class SchedulerService:
         telemetry: Telemetry,
         clocks: Clocks,
         crash: CrashPoints | None = None,
+        notes: ProfileNotes | None = None,
         lease_ttl_s: float = 2.0,
         submit_timeout_s: float = 10.0,
     ) -> None:
@@ -103,6 +105,7 @@ class SchedulerService:
         self._address = telemetry.address
         self._clocks = clocks
         self._crash = crash or CrashPoints()
+        self._notes = notes or ProfileNotes(None)
         self._lease = Lease(store, holder=identity.service_id, ttl_s=lease_ttl_s)
         self._metrics = SchedulerMetrics(telemetry)
         self._traces = PlacementTraces(telemetry.tracer)
@@ -235,10 +238,15 @@ class SchedulerService:
 
     def _receive(self, message: BusMessage) -> None:
         try:
-            self._put(decode_worker_event(message.data))
+            event = decode_worker_event(message.data)
         except msgspec.DecodeError as error:
             self._metrics.dropped("invalid")
             log.warning("dropped a message on %s: %s", message.subject, error)
+            return
+        if isinstance(event, InstanceUp | Heartbeat):
+            for note in self._notes.heard(event.info):
+                log.warning(note)
+        self._put(event)
 
     def _submitted(self, submit: Submit, message: BusMessage) -> Submit:
         """On the core's clock."""
