@@ -110,5 +110,24 @@ def test_config_without_a_mask_token_is_wrong(model: Path) -> None:
     assert missing_parts(model) == ["config.json has no mask_token_id"]
 
 
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("[]", "config.json holds no JSON object"),
+        ("{", "config.json is not JSON"),
+        ("version https://git-lfs.github.com/spec/v1\n", "config.json is a pointer of Git LFS"),
+    ],
+)
+def test_config_that_is_none_is_wrong(model: Path, text: str, fault: str) -> None:
+    (model / "config.json").write_text(text)
+    (found,) = missing_parts(model)
+    assert found.startswith(fault)
+
+
+def test_a_file_is_no_folder(model: Path) -> None:
+    assert missing_parts(model / "config.json") == ["it is no folder, but a file"]
+    assert missing_parts(model / "none") == ["it does not exist"]
+
+
 def test_bundled_model_is_the_default() -> None:
     assert find_model(None, {}).parts[-2:] == ("models", "tiny")

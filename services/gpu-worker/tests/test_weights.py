@@ -15,10 +15,12 @@ from safetensors.torch import load_file, save_file
 from dilaserve.errors import ModelFolderError
 from dilaserve.store.records import DecodingSpec
 from dilaserve_gpu_worker.engine.alone import denoise_alone
+from dilaserve_gpu_worker.model_files import check_tensors
 from dilaserve_gpu_worker.models.model import Model
-from dilaserve_gpu_worker.weights import load_model, read_config, weights_hash
+from dilaserve_gpu_worker.weights import load_model, read_config, shard_config, weights_hash
 
 MakeFolder = Callable[..., Path]
+LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 4960864\n"
 SPEC = DecodingSpec(n_output=24, block_length=8, seed=0, ignore_eos=True)
 
 
@@ -148,6 +150,10 @@ def test_sizes_that_a_config_may_leave_out(make_folder: MakeFolder) -> None:
         ({"eos_token_id": "x"}, "eos_token_id 'x'; set it to a token id or a list"),
         ({"eos_token_id": [1, None]}, r"eos_token_id \[1, None\]; set it to a token id or a list"),
         ({"eos_token_id": -1}, "eos_token_id -1; set it to a token id or a list"),
+        ({"eos_token_id": 61}, "eos_token_id 61, outside the vocabulary of 61"),
+        ({"eos_token_id": [59, 99]}, r"eos_token_id \[59, 99\], outside the vocabulary of 61"),
+        ({"quantization_config": {"quant_method": "gptq"}}, r"quantization_config \(gptq\)"),
+        ({"quantization_config": {}}, r"quantization_config \(without a quant_method\)"),
     ],
 )
 def test_a_config_that_cannot_be_served(
@@ -166,6 +172,26 @@ def _without_weights(folder: Path) -> None:
 def _without_a_shard(folder: Path) -> None:
     split(folder, 2)
     (folder / "model-00002-of-00002.safetensors").unlink()
+
+
+def _without_an_index(folder: Path) -> None:
+    split(folder, 2)
+    (folder / "model.safetensors.index.json").unlink()
+
+
+def _with_a_link_to_nothing(folder: Path) -> None:
+    _without_weights(folder)
+    (folder / "model.safetensors").symlink_to("../blobs/gone")
+
+
+def _with_a_shard_that_links_to_nothing(folder: Path) -> None:
+    _without_a_shard(folder)
+    (folder / "model-00002-of-00002.safetensors").symlink_to("../blobs/gone")
+
+
+def _with_weights_cut_off(folder: Path) -> None:
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:-4])
 
 
 def _with_a_tensor_twice(folder: Path) -> None:
@@ -237,6 +263,18 @@ def _without_itself(folder: Path) -> None:
     [
         (_without_weights, "has neither model.safetensors nor model.safetensors.index.json"),
         (_without_a_shard, "lacks the shard model-00002-of-00002.safetensors; download it again"),
+        (
+            _without_an_index,
+            "model-00001-of-00002.safetensors and others, and no model.safetensors.",
+        ),
+        (_with_a_link_to_nothing, "is a link to ../blobs/gone, which does not exist; download it"),
+        (
+            _with_a_shard_that_links_to_nothing,
+            "00002.safetensors is a link to ../blobs/gone, which",
+        ),
+        (_with_weights_cut_off, "is no readable safetensors file"),
+        (_with("model.safetensors", LFS_POINTER), "pointer of Git LFS, .* `git lfs pull`"),
+        (_with("config.json", LFS_POINTER), "pointer of Git LFS, .* `git lfs pull`"),
         (_with_a_tensor_twice, "in model-00002-of-00002.safetensors and in a shard before it"),
         (_with_an_empty_index, "has no weight_map"),
         (_with_damaged_weights, "is no readable safetensors file"),
@@ -251,6 +289,10 @@ def _without_itself(folder: Path) -> None:
         (_with_a_weight_of(float("-inf")), "q_proj.weight holds NaN or infinity in float32"),
         (_with_quantized_weights, "wte.weight is stored as I8; quantized weights are not"),
         (_with("generation_config.json", '{"eos_token_id": "x"}'), "eos_token_id 'x'; set it to"),
+        (
+            _with("generation_config.json", '{"eos_token_id": 61}'),
+            "generation_config.json has eos",
+        ),
         (_with("tokenizer.json", '{"added_tokens": [1]}'), "tokenizer.json lists its added tokens"),
         (_with("tokenizer.json", '{"added_tokens": [{}]}'), "in a form that is not known .KeyErr"),
         (_with("tokenizer_config.json", '{"added_tokens_decoder": [1]}'), "tokenizer_config.json"),
@@ -276,6 +318,34 @@ def test_shards_may_be_links_as_in_a_cache(make_folder: MakeFolder, tmp_path: Pa
         shard.rename(tmp_path / f"blob-{number}")
         shard.symlink_to(tmp_path / f"blob-{number}")
     assert denoise(load_model(folder)) == expected
+
+
+def test_headers_are_checked_without_torch(make_folder: MakeFolder) -> None:
+    folder = make_folder()
+    n_tensors = len(load_file(folder / "model.safetensors"))
+    assert check_tensors(folder) == n_tensors
+    split(folder, 3)
+    assert check_tensors(folder) == n_tensors
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    first = "model-00001-of-00003.safetensors"
+    rewrite(
+        folder, "model.safetensors.index.json", weight_map=index["weight_map"] | {"gone": first}
+    )
+    with pytest.raises(ModelFolderError, match=f"lacks the tensor gone, which .* has in {first}"):
+        check_tensors(folder)
+    quantized = make_folder()
+    _with_quantized_weights(quantized)
+    with pytest.raises(ModelFolderError, match="is stored as I8"):
+        check_tensors(quantized)
+
+
+def test_a_degree_that_does_not_divide_the_model_names_those_that_do(
+    make_folder: MakeFolder,
+) -> None:
+    config = read_config(make_folder(vocab_size=64))
+    assert shard_config(config, 4).n_heads == 1
+    with pytest.raises(ModelFolderError, match=r"query heads \(4\); use a degree of 1, 2 or 4"):
+        shard_config(config, 8)
 
 
 def test_double_precision_is_computed_in_single(make_folder: MakeFolder) -> None:

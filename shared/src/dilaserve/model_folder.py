@@ -11,7 +11,7 @@ from dilaserve.addresses import CliSettings
 from dilaserve.errors import ModelFolderError
 from dilaserve.settings import load
 
-__all__ = ["find_model", "missing_parts"]
+__all__ = ["LFS_REMEDY", "find_model", "is_lfs_pointer", "missing_parts"]
 
 BUNDLED = Path("models", "tiny")
 TOKENIZERS = {
@@ -19,6 +19,8 @@ TOKENIZERS = {
     "vocab.json with merges.txt": ("vocab.json", "merges.txt"),
 }
 """Files that make a tokenizer: the whole of it, or byte pairs as in Dream's and Qwen2's folders."""
+LFS_REMEDY = "run `git lfs pull` in the folder that was cloned"
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 SOURCE_CHECKOUT = Path(dilaserve.__file__).resolve().parents[3]
 
 
@@ -38,12 +40,21 @@ def find_model(option: Path | None, environ: Mapping[str, str]) -> Path:
 def missing_parts(folder: Path) -> list[str]:
     """What a model folder lacks, in words; empty when it looks complete."""
     if not folder.is_dir():
-        return ["it does not exist"]
+        return ["it is no folder, but a file" if folder.exists() else "it does not exist"]
     return [
         *_config_faults(folder / "config.json"),
         *([] if any(folder.glob("*.safetensors")) else ["no *.safetensors"]),
         *([] if _has_tokenizer(folder) else [f"no {' or '.join(TOKENIZERS)}"]),
     ]
+
+
+def is_lfs_pointer(path: Path) -> bool:
+    """Whether a file is what Git leaves in its place where Git LFS is not installed."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_LFS_POINTER)) == _LFS_POINTER
+    except OSError:
+        return False
 
 
 def _has_tokenizer(folder: Path) -> bool:
@@ -71,6 +82,10 @@ def _config_faults(path: Path) -> list[str]:
         return ["no config.json"]
     try:
         config = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
+        if is_lfs_pointer(path):
+            return [f"config.json is a pointer of Git LFS, and not the file: {LFS_REMEDY}"]
         return [f"config.json is not JSON ({error})"]
+    if not isinstance(config, dict):
+        return ["config.json holds no JSON object"]
     return [] if "mask_token_id" in config else ["config.json has no mask_token_id"]

@@ -6,14 +6,15 @@ Opens no weights. Everything wrong with a folder is a ModelFolderError with its 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from dilaserve.errors import ModelFolderError
-from dilaserve_gpu_worker.checkpoint import read_json
+from dilaserve_gpu_worker.model_files import read_json
 from dilaserve_gpu_worker.models.config import ModelConfig
 
-__all__ = ["read_config"]
+__all__ = ["read_config", "shard_config"]
 
 END_OF_TURN = frozenset({"<|eot_id|>", "<|im_end|>"})
 """Tokens that end an answer of a chat model without standing in its `eos_token_id`."""
@@ -51,6 +52,7 @@ def read_config(folder: Path) -> ModelConfig:
     """Read config.json, and the token ids that end a text. Raises ModelFolderError."""
     path = folder / "config.json"
     raw = read_json(path)
+    _check_unquantized(path, raw)
     model_type = raw.get("model_type")
     if model_type == "llada":
         return _llada_config(folder, path, raw)
@@ -62,10 +64,39 @@ def read_config(folder: Path) -> ModelConfig:
     )
 
 
+def shard_config(config: ModelConfig, degree: int) -> ModelConfig:
+    """What one of `degree` ranks computes. Raises ModelFolderError where they do not divide it."""
+    sizes = {
+        "query heads": config.n_heads,
+        "key/value heads": config.n_kv_heads,
+        "feed-forward width": config.d_ff,
+        "vocabulary": config.vocab_size,
+    }
+    for name, size in sizes.items():
+        if size % degree:
+            raise ModelFolderError(
+                f"tensor parallelism of degree {degree} does not divide the model's {name} "
+                f"({size}); use a degree of {_divisors(math.gcd(*sizes.values()))}"
+            )
+    return replace(
+        config,
+        n_heads=config.n_heads // degree,
+        n_kv_heads=config.n_kv_heads // degree,
+        d_ff=config.d_ff // degree,
+    )
+
+
+def _divisors(size: int) -> str:
+    """Such as "1, 2 or 4"."""
+    *others, last = [str(n) for n in range(1, size + 1) if size % n == 0]
+    return f"{', '.join(others)} or {last}" if others else last
+
+
 def _llada_config(folder: Path, path: Path, raw: dict[str, Any]) -> ModelConfig:
     _check_architecture(path, raw, "LLaDA", _FIXED_LLADA)
     d_model, n_heads = _integer(path, raw, "d_model"), _integer(path, raw, "n_heads")
     raw = _with_derived_sizes(path, raw)
+    vocab_size = _integer(path, raw, "embedding_size", "vocab_size")
     config = ModelConfig(
         model_type="llada",
         d_model=d_model,
@@ -74,13 +105,13 @@ def _llada_config(folder: Path, path: Path, raw: dict[str, Any]) -> ModelConfig:
         n_kv_heads=_integer(path, raw, "n_kv_heads", "n_heads"),
         head_dim=d_model // n_heads,
         d_ff=_integer(path, raw, "mlp_hidden_size"),
-        vocab_size=_integer(path, raw, "embedding_size", "vocab_size"),
+        vocab_size=vocab_size,
         max_sequence_length=_integer(path, raw, "max_sequence_length", most=LONGEST_CONTEXT),
         rope_theta=_number(path, raw, "rope_theta", 10_000.0),
         rms_norm_eps=_number(path, raw, "rms_norm_eps", 1e-5),
         tied_head=_flag(path, raw, "weight_tying"),
         mask_id=_integer(path, raw, "mask_token_id", least=0),
-        eos_ids=_eos_ids(folder, path, raw),
+        eos_ids=_eos_ids(folder, path, raw, vocab_size),
     )
     _check_sizes(path, config)
     return config
@@ -90,6 +121,7 @@ def _dream_config(folder: Path, path: Path, raw: dict[str, Any]) -> ModelConfig:
     _check_architecture(path, raw, "Dream", _FIXED_DREAM)
     d_model = _integer(path, raw, "hidden_size")
     n_heads = _integer(path, raw, "num_attention_heads")
+    vocab_size = _integer(path, raw, "vocab_size")
     config = ModelConfig(
         model_type="Dream",
         d_model=d_model,
@@ -98,13 +130,13 @@ def _dream_config(folder: Path, path: Path, raw: dict[str, Any]) -> ModelConfig:
         n_kv_heads=_integer(path, raw, "num_key_value_heads", "num_attention_heads"),
         head_dim=d_model // n_heads,
         d_ff=_integer(path, raw, "intermediate_size"),
-        vocab_size=_integer(path, raw, "vocab_size"),
+        vocab_size=vocab_size,
         max_sequence_length=min(_integer(path, raw, "max_position_embeddings"), DREAM_CONTEXT),
         rope_theta=_number(path, raw, "rope_theta", 10_000.0),
         rms_norm_eps=_number(path, raw, "rms_norm_eps", 1e-6),
         tied_head=_flag(path, raw, "tie_word_embeddings"),
         mask_id=_integer(path, raw, "mask_token_id", least=0),
-        eos_ids=_eos_ids(folder, path, raw),
+        eos_ids=_eos_ids(folder, path, raw, vocab_size),
         logit_shift=1,
     )
     _check_sizes(path, config)
@@ -120,6 +152,19 @@ def _check_architecture(
                 f"{path} has {key} {raw[key]!r}, which the {name} code does not compute; "
                 f"use a checkpoint with {known!r}"
             )
+
+
+def _check_unquantized(path: Path, raw: dict[str, Any]) -> None:
+    """Plain weights may stand beside it: who wrote it computes them quantized, or forgot it."""
+    quantization = raw.get("quantization_config")
+    if quantization is None:
+        return
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+    raise ModelFolderError(
+        f"{path} has a quantization_config ({method or 'without a quant_method'}), and quantized "
+        "weights are not computed here; use the unquantized checkpoint, or remove the field where "
+        "the safetensors are unquantized and are to be computed so"
+    )
 
 
 def _with_derived_sizes(path: Path, raw: dict[str, Any]) -> dict[str, Any]:
@@ -187,11 +232,11 @@ def _check_sizes(path: Path, config: ModelConfig) -> None:
         )
 
 
-def _eos_ids(folder: Path, path: Path, raw: dict[str, Any]) -> frozenset[int]:
+def _eos_ids(folder: Path, path: Path, raw: dict[str, Any], vocab_size: int) -> frozenset[int]:
     """Ids of config.json and generation_config.json, and the tokenizer's end-of-turn tokens."""
     generation = folder / "generation_config.json"
-    ids = _as_ids(path, raw.get("eos_token_id"))
-    ids |= _as_ids(generation, _optional(generation).get("eos_token_id"))
+    ids = _as_ids(path, raw.get("eos_token_id"), vocab_size)
+    ids |= _as_ids(generation, _optional(generation).get("eos_token_id"), vocab_size)
     return frozenset(ids | {i for i, token in _added_tokens(folder) if token in END_OF_TURN})
 
 
@@ -232,12 +277,17 @@ def _optional(path: Path) -> dict[str, Any]:
     return read_json(path) if path.exists() else {}
 
 
-def _as_ids(path: Path, value: object) -> set[int]:
+def _as_ids(path: Path, value: object, vocab_size: int) -> set[int]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for token_id in ids:
         if not _is_integer(token_id) or token_id < 0:
             raise ModelFolderError(
                 f"{path} has eos_token_id {value!r}; set it to a token id or a list of them, "
                 "as in the published file"
+            )
+        if token_id >= vocab_size:
+            raise ModelFolderError(
+                f"{path} has eos_token_id {value!r}, outside the vocabulary of {vocab_size}, so "
+                "that no answer would end with it; copy the published file"
             )
     return set(ids)

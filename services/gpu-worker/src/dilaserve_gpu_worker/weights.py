@@ -5,16 +5,17 @@ Runs no remote code. Everything wrong with a folder is a ModelFolderError with i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from dilaserve.errors import ModelFolderError
-from dilaserve_gpu_worker.checkpoint import Checkpoint, weights_hash
+from dilaserve_gpu_worker.checkpoint import Checkpoint
 from dilaserve_gpu_worker.device import default_dtype
-from dilaserve_gpu_worker.model_config import read_config
+from dilaserve_gpu_worker.model_config import read_config, shard_config
+from dilaserve_gpu_worker.model_files import weights_hash
 from dilaserve_gpu_worker.models.config import ModelConfig
 from dilaserve_gpu_worker.models.dream import Dream
 from dilaserve_gpu_worker.models.llada import LLaDA
@@ -52,28 +53,6 @@ def load_model(
         if config.model_type == "Dream":
             return Dream(shard, _dream_weights(source, config), peers)
         return LLaDA(shard, _llada_weights(source, config), peers)
-
-
-def shard_config(config: ModelConfig, degree: int) -> ModelConfig:
-    """What one of `degree` ranks computes. Raises ModelFolderError where they do not divide it."""
-    sizes = {
-        "query heads": config.n_heads,
-        "key/value heads": config.n_kv_heads,
-        "feed-forward width": config.d_ff,
-        "vocabulary": config.vocab_size,
-    }
-    for name, size in sizes.items():
-        if size % degree:
-            raise ModelFolderError(
-                f"tensor parallelism of degree {degree} does not divide the model's {name} "
-                f"({size}); use a degree that does"
-            )
-    return replace(
-        config,
-        n_heads=config.n_heads // degree,
-        n_kv_heads=config.n_kv_heads // degree,
-        d_ff=config.d_ff // degree,
-    )
 
 
 class _Source:
