@@ -47,9 +47,9 @@ def decide(
     now: float, present: Mix, best: Mix, costs: Costs, last: Change | None = None
 ) -> Judgement:
     """Judge `best` against `present`. A mix without a mean threshold cannot serve the load."""
-    if best.counts == present.counts:
-        return Judgement("keep", [f"{mix_text(present.counts)} is the best there is"])
     was, will_be = _quality(present), _quality(best)
+    if best.counts == present.counts:
+        return Judgement("keep", [_why_kept(present, best)])
     if was is None:
         return Judgement("change", [_why_not(present, best)])
     if will_be is None:
@@ -104,6 +104,13 @@ def _improvement(
         f"a mean request takes {will_be[1]:.1%} of its SLO instead of {was[1]:.1%} ({sooner:+.1%} "
         f"better), at a threshold of {will_be[0]:.3f} instead of {was[0]:.3f}"
     )
+
+
+def _why_kept(present: Mix, best: Mix) -> str:
+    if best.mean_threshold is None:
+        kept = mix_text(present.counts)
+        return f"no mix can serve this load within its SLOs; {kept} is kept, which serves the most"
+    return f"{mix_text(present.counts)} is the best there is"
 
 
 def _why_not(present: Mix, best: Mix) -> str:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dilaserve.messages import CacheMode
 from dilaserve.profiles import ProfileSet
-from dilaserve_reconfigurator import stage1, stage2
+from dilaserve_reconfigurator import shortfall, stage1, stage2
 from dilaserve_reconfigurator.decision import Change, Costs, Judgement, decide
 from dilaserve_reconfigurator.monitor import Missing, Workload, coarsen
 from dilaserve_reconfigurator.record import Inputs, Mix, PlanRecord
@@ -25,7 +25,7 @@ from dilaserve_reconfigurator.stage2 import Placed, Transition
 __all__ = ["Cluster", "Planner", "PlannerOptions", "place"]
 
 PARTS = (0.5, 0.3, 0.2)
-"""Of the budget: the best mix, the present one, the way from one to the other."""
+"""Of the budget: the best mix, the present one, and the way between them or what is lacking."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +108,8 @@ class Planner:
         as_it_is = self._solve(snapshot, present.counts, unreachable, PARTS[1])
         present = _mix(snapshot, present.counts, as_it_is.plan)
         target, judgement = self._judge(now, snapshot, present, best)
+        if judgement.verdict == "keep" and best.plan is None:
+            judgement.reasons.extend(self._lacking(snapshot, present.counts, unreachable))
         transition, moves = None, None
         if judgement.verdict == "change":
             transition, moves = self._moves(cluster, target.counts)
@@ -185,6 +187,21 @@ class Planner:
         if best.outcome.status == "time_limit":
             judgement.reasons.append("the time ran out; this is the best found until then")
         return target, judgement
+
+    def _lacking(
+        self, snapshot: Snapshot, counts: Mapping[int, int], unreachable: frozenset[int]
+    ) -> Iterator[str]:
+        """What the mix needs for the load, which no mix can serve, if that is known in time."""
+        if not any(counts.values()):
+            return
+        model = shortfall.build_model(snapshot, counts, unreachable)
+        options = self._options
+        solver = pick_solver(options.solver, model)
+        outcome = solve(model, PARTS[2] * options.budget_s, solver=solver, gap=options.gap)
+        if outcome.has_solution:
+            yield shortfall.lacking(model)
+        elif outcome.status == "infeasible":
+            yield shortfall.too_late(snapshot, counts, unreachable)
 
     def _moves(
         self, cluster: Cluster, counts: Mapping[int, int]

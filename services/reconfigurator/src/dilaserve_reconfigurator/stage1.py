@@ -21,7 +21,7 @@ import pyomo.environ as pyo
 
 from dilaserve_reconfigurator.snapshot import DegreeSpeed, RequestClass, Snapshot
 
-__all__ = ["CapacityPlan", "build_model", "read_plan", "unreachable"]
+__all__ = ["CapacityPlan", "build_model", "load_on", "read_plan", "unreachable"]
 
 
 class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +78,7 @@ def build_model(
 def read_plan(model: pyo.ConcreteModel) -> CapacityPlan:
     """The solution that a solver left in the model."""
     snapshot: Snapshot = model.snapshot
-    loads = {d: float(pyo.value(_load(model, d))) for d in model.D}
+    loads = {d: float(pyo.value(load_on(model, d))) for d in model.D}
     return CapacityPlan(
         counts={d: round(model.x[d].value) for d in model.D},
         loads=loads,
@@ -93,14 +93,30 @@ def read_plan(model: pyo.ConcreteModel) -> CapacityPlan:
     )
 
 
-def unreachable(snapshot: Snapshot) -> frozenset[int]:
-    """Classes whose SLO no mix can meet, not even for a request alone at the fastest threshold.
-    They must not make the program infeasible for the others."""
+def unreachable(snapshot: Snapshot, degrees: frozenset[int] | None = None) -> frozenset[int]:
+    """Classes whose SLO no mix (of these degrees; None: of any) can meet, not even for a request
+    alone at the fastest threshold. They must not make the program infeasible for the others."""
+    speeds = [s for s in snapshot.speeds if degrees is None or s.tp_degree in degrees]
     return frozenset(
         k
         for k, each in enumerate(snapshot.classes)
-        if min(_shortest_s(snapshot, each, speed) for speed in snapshot.speeds) > each.slo_s
+        if min(_shortest_s(snapshot, each, speed) for speed in speeds) > each.slo_s
     )
+
+
+def load_on(model: Any, degree: int) -> Any:
+    """Instances' worth of work on a degree."""
+    speed: DegreeSpeed = model.speed[degree]
+    terms = []
+    for k, each in enumerate(model.snapshot.classes):
+        n_cache = model.snapshot.n_cache_row(each)
+        for size in speed.recompute_sizes:
+            seconds = _row_s(speed.recompute_s(size, each.n_full), size, each.n_full)
+            terms.append(model.rate[k] * seconds * model.y[k, degree, size])
+        for size in speed.cache_sizes if len(model.DB_cache) else ():
+            seconds = _row_s(speed.cache_s(size, n_cache), size, n_cache)
+            terms.append(model.rate[k] * seconds * model.y_cache[k, degree, size])
+    return sum(terms)
 
 
 # --- what the program is about -------------------------------------------------------------------
@@ -222,7 +238,7 @@ def _cache_size_chosen(model: Any, k: int, degree: int, size: int) -> Any:
 def _stability(model: Any, degree: int) -> Any:
     """The work that arrives a second fits into the instances:
     Σ_k RPS [s (P+O) α + s' B β] ≤ x, with α = Σ_b z L/b and β = Σ_b z' L/b."""
-    return _load(model, degree) <= model.x[degree]
+    return load_on(model, degree) <= model.x[degree]
 
 
 def _gpus(model: Any, degree: int) -> Any:
@@ -266,21 +282,6 @@ def _shortest_s(snapshot: Snapshot, each: RequestClass, speed: DegreeSpeed) -> f
 
 
 # --- terms ---------------------------------------------------------------------------------------
-
-
-def _load(model: Any, degree: int) -> Any:
-    """Instances' worth of work on a degree."""
-    speed: DegreeSpeed = model.speed[degree]
-    terms = []
-    for k, each in enumerate(model.snapshot.classes):
-        n_cache = model.snapshot.n_cache_row(each)
-        for size in speed.recompute_sizes:
-            seconds = _row_s(speed.recompute_s(size, each.n_full), size, each.n_full)
-            terms.append(model.rate[k] * seconds * model.y[k, degree, size])
-        for size in speed.cache_sizes if len(model.DB_cache) else ():
-            seconds = _row_s(speed.cache_s(size, n_cache), size, n_cache)
-            terms.append(model.rate[k] * seconds * model.y_cache[k, degree, size])
-    return sum(terms)
 
 
 def _row_s(pass_s: float, size: int, n_row: int) -> float:

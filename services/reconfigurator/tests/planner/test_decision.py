@@ -70,6 +70,14 @@ def test_nothing_to_change() -> None:
     assert judgement.reasons == ["16×TP-1 is the best there is"]
 
 
+def test_what_is_kept_though_nothing_serves_the_load_is_not_praised() -> None:
+    judgement = decide(0.0, mix(ONES, None), mix(ONES, None), Costs())
+    assert judgement.verdict == "keep"
+    assert judgement.reasons == [
+        "no mix can serve this load within its SLOs; 16×TP-1 is kept, which serves the most"
+    ]
+
+
 def test_mix_that_cannot_serve_the_load_is_left_at_once() -> None:
     last = Change(at_s=0.0, before=ONES, payback_s=1e9)
     judgement = decide(1.0, mix(FOURS, None), mix(ONES, 0.5, 0.0), Costs(), last)

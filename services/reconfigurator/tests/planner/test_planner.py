@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import count
+from math import ceil
 from pathlib import Path
 
 import msgspec
@@ -133,6 +135,23 @@ def test_overload_goes_to_the_smallest_degree_alone() -> None:
     assert record.best.status == "infeasible"
     assert record.target.counts == {1: 8, 2: 0, 4: 0}
     assert "8×TP-1 serves the most" in record.reasons[0]
+
+
+def test_overload_that_is_kept_says_what_is_lacking() -> None:
+    record = planner().plan(0.0, workload(request_class(rate=1e4)), cluster({1: 8}))
+    assert record.verdict == "keep"
+    first, second = record.reasons
+    assert first.startswith("no mix can serve this load within its SLOs; 8×TP-1 is kept")
+    found = re.match(
+        r"it lacks ([0-9.]+) instances of TP-1 \(work for ([0-9.]+), 8 there\)", second
+    )
+    assert found is not None, second
+    assert float(found[2]) == pytest.approx(float(found[1]) + 8)
+    assert "for 1.5 times the rates" in second
+    enough = Cluster((10_000,), place((10_000,), {1: ceil(float(found[2])) + 1}))
+    served = planner().plan(0.0, workload(request_class(rate=1e4)), enough)
+    assert served.as_it_is is not None
+    assert served.as_it_is.status == "solved", "with so many it does"
 
 
 def test_class_that_no_mix_can_serve_in_time_leaves_the_others_their_plan() -> None:
