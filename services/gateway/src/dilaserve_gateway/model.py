@@ -33,6 +33,8 @@ class ServedModel:
     """Canvas length where the client gives none."""
     tokenizer: ModelTokenizer
     template: ChatTemplate | None
+    doubts: tuple[str, ...] = ()
+    """What may be wrong with the folder, and is no reason to refuse it."""
 
 
 def load_model(folder: Path, name: str = "") -> ServedModel:
@@ -49,6 +51,7 @@ def load_model(folder: Path, name: str = "") -> ServedModel:
         default_output=int(generation.get("max_new_tokens") or DEFAULT_OUTPUT),
         tokenizer=tokenizer,
         template=load_template(folder),
+        doubts=_mask_doubts(config, folder, tokenizer),
     )
 
 
@@ -59,6 +62,22 @@ def _check_mask_token(config: dict[str, Any], folder: Path, tokenizer: ModelToke
             f"the tokenizer of {folder} has no mask token: config.json gives it the id {mask_id}, "
             "which no token has; fetch the tokenizer's files of the same model again"
         )
+
+
+def _mask_doubts(
+    config: dict[str, Any], folder: Path, tokenizer: ModelTokenizer
+) -> tuple[str, ...]:
+    """A mask is a special token, where the tokenizer says which ones are."""
+    mask_id = config.get("mask_token_id")
+    special_ids = tokenizer.special_ids
+    if not isinstance(mask_id, int) or not special_ids or mask_id in special_ids:
+        return ()
+    text = tokenizer.token_text(mask_id)
+    return (
+        f"{folder}/config.json has mask_token_id {mask_id}, which is {text!r} in the tokenizer and "
+        "none of its special tokens; if that is a token of texts, answers "
+        "will make no sense: copy the published mask_token_id",
+    )
 
 
 def _context_length(config: dict[str, Any], folder: Path) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from dilaserve.errors import ModelFolderError
+from dilaserve.model_folder import LFS_REMEDY, is_lfs_pointer
 
 _QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -101,7 +102,8 @@ def _read(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:
-        raise ModelFolderError(f"{path} is no tokenizer: {error}; fetch it again") from error
+        remedy = LFS_REMEDY if is_lfs_pointer(path) else "fetch it again"
+        raise ModelFolderError(f"{path} is no tokenizer: {error}; {remedy}") from error
 
 
 def _build_byte_pairs(vocab: Path, merges: Path) -> Tokenizer:

@@ -21,8 +21,9 @@ def doctor(
 ) -> None:
     """Check this machine, and say the remedies.
 
-    Looks at Python, packages, binaries, ports, the model, GPU and Docker; exits with 1 if one of
-    those that a stack needs is wrong.
+    Looks at Python, packages, binaries, ports, the model (as worker and gateway do before they
+    load it, and what that leaves out), GPU and Docker; exits with 1 if one of those that a stack
+    needs is wrong.
     """
     findings = checks.examine(model, os.environ)
     if as_json:
