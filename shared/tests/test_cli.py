@@ -122,6 +122,27 @@ def test_tensor_parallelism_without_a_planner_is_refused(tmp_path: Path) -> None
     assert "add --planner apply, or set DILASERVE_TP_DEGREE=2" in result.stderr
 
 
+@pytest.mark.parametrize("detached", [[], ["--detach"]])
+def test_a_degree_that_does_not_divide_the_model_is_refused_at_once(
+    tmp_path: Path, detached: list[str]
+) -> None:
+    result = run(tmp_path, "up", "--planner", "apply", "--tp", "16", *detached)
+    assert result.returncode == 1
+    assert "degree 16 does not divide the model's query heads (8); use a degree" in result.stderr
+    assert "nats" not in result.stdout + result.stderr, "nothing was started"
+    assert not (tmp_path / "valkey").exists()
+
+
+def test_a_wrong_setting_of_a_worker_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DILASERVE_MAX_BATCH_TOKENS", "many")
+    result = run(tmp_path, "up")
+    assert result.returncode == 1
+    assert result.stderr.startswith("dilaserve: DILASERVE_MAX_BATCH_TOKENS='many'")
+    assert result.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize("option", ["--threads", "--workers", "--tp"])
 def test_more_than_a_machine_holds_is_refused(tmp_path: Path, option: str) -> None:
     result = run(tmp_path, "up", option, "257")

@@ -13,7 +13,7 @@ from dilaserve.bus.memory import MemoryBus
 from dilaserve.embedded import free_port
 from dilaserve.errors import DiLaServeError
 from dilaserve.supervisor.child import ChildSpec
-from dilaserve.supervisor.plan import StackOptions, plan_servers, plan_services
+from dilaserve.supervisor.plan import StackOptions, plan_checks, plan_servers, plan_services
 from dilaserve.supervisor.ports import held_port
 from dilaserve.supervisor.stack import choose_endpoints
 
@@ -45,6 +45,36 @@ def test_services_and_their_settings() -> None:
         assert "DILASERVE_THREADS" not in spec.env, "what is not asked for keeps its default"
     assert specs[3].env["DILASERVE_WORKER_NAME"] == "worker-2"
     assert [spec.name for spec in specs if not spec.is_vital] == ["predictor"]
+
+
+def test_what_is_asked_before_anything_starts() -> None:
+    options = StackOptions(home=Path("/h"), model=Path("/models/m"), cache_mode="none", port=8001)
+    environ = {
+        "DILASERVE_MODEL": "/other",
+        "DILASERVE_TP_DEGREE": "2",
+        "DILASERVE_PORT": "x",
+        "DILASERVE_CRASH_AT": "worker-1=worker.after_commit:3",
+    }
+    worker, gateway = plan_checks(options, environ)
+    assert (worker.module, gateway.module) == ("dilaserve_gpu_worker", "dilaserve_gateway")
+    for check in (worker, gateway):
+        assert check.environ["DILASERVE_MODEL"] == "/models/m"
+        assert check.environ["DILASERVE_CACHE_MODE"] == "none"
+        assert "DILASERVE_CRASH_AT" not in check.environ, "which is read by child"
+    assert worker.environ["DILASERVE_TP_DEGREE"] == "2", "the environment's"
+    assert gateway.environ["DILASERVE_PORT"] == "8001", "the supervisor's"
+
+
+@pytest.mark.parametrize(
+    ("mix", "degrees"), [(None, ["8"]), ("4xtp1,2xtp4", ["1", "4"]), ("what", ["8"])]
+)
+def test_every_degree_of_the_planners_first_workers_is_asked_for(
+    mix: str | None, degrees: list[str]
+) -> None:
+    options = StackOptions(home=Path("/h"), model=Path("/m"), planner="apply", tp_degree=8)
+    environ = {"DILASERVE_INITIAL_MIX": mix} if mix else {}
+    *workers, _ = plan_checks(options, environ)
+    assert [check.environ["DILASERVE_TP_DEGREE"] for check in workers] == degrees
 
 
 def test_planner_that_applies_takes_the_workers_place() -> None:

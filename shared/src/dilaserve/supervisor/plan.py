@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -10,13 +11,21 @@ from pathlib import Path
 from typing import Literal
 
 from dilaserve.bus import Bus
+from dilaserve.checks import Check
 from dilaserve.embedded import nats_argv, valkey_argv
 from dilaserve.messages import CacheMode
 from dilaserve.settings import variable
 from dilaserve.supervisor.child import ChildSpec, Probe
 from dilaserve.supervisor.probes import http_probe, nats_probe, service_probe, valkey_probe
 
-__all__ = ["Endpoints", "PlannerRole", "StackOptions", "plan_servers", "plan_services"]
+__all__ = [
+    "Endpoints",
+    "PlannerRole",
+    "StackOptions",
+    "plan_checks",
+    "plan_servers",
+    "plan_services",
+]
 
 LOOPBACK = "127.0.0.1"
 DEGREES = (1, 2, 4)
@@ -75,6 +84,20 @@ class Endpoints:
     """None: external."""
     redis_url: str
     redis_port: int | None
+
+
+def plan_checks(options: StackOptions, environ: Mapping[str, str]) -> list[Check]:
+    """What to ask before anything is started: workers of each degree, and the gateway."""
+    env = {**_without_crash(environ), **_option_settings(options)}
+    workers = [
+        _variables(worker_name="worker-1", metrics_port=0, tp_degree=degree)
+        for degree in _first_degrees(options, environ)
+    ]
+    gateway = _variables(host=options.host, port=options.port or 0, metrics_port=-1)
+    return [
+        *(Check(MODULES["gpu-worker"], {**env, **settings}) for settings in workers),
+        Check(MODULES["gateway"], {**env, **gateway}),
+    ]
 
 
 def plan_servers(
@@ -182,6 +205,16 @@ def _degrees(tp_degree: int) -> list[int]:
     return sorted({*usual, tp_degree})
 
 
+def _first_degrees(options: StackOptions, environ: Mapping[str, str]) -> list[int | None]:
+    """Of the workers to begin with; None: as the environment says. A mix that makes no sense is
+    the planner's to refuse."""
+    if options.planner != "apply":
+        return [None]
+    mix = environ.get(variable("initial_mix"), "")
+    named = {int(degree) for degree in re.findall(r"tp(\d+)", mix)}
+    return [*sorted(named)] if named else [options.tp_degree]
+
+
 def _first_env(name: str, crash_at: str) -> dict[str, str]:
     """The crash point of a child's first life. In fault tests `crash_at` is `point:count` for every
     child, or for some, as in "worker-1=worker.after_commit:3,scheduler=scheduler.after_admit:1"."""
@@ -195,16 +228,22 @@ def _first_env(name: str, crash_at: str) -> dict[str, str]:
 def _service_environ(
     options: StackOptions, endpoints: Endpoints, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    settings = _variables(
-        nats_url=endpoints.nats_url,
-        redis_url=endpoints.redis_url,
+    urls = _variables(nats_url=endpoints.nats_url, redis_url=endpoints.redis_url)
+    return {**_without_crash(environ), **urls, **_option_settings(options)}
+
+
+def _option_settings(options: StackOptions) -> dict[str, str]:
+    return _variables(
         model=options.model,
         cache_mode=options.cache_mode,
         threads=options.threads,
         policy=options.policy,
         run_ahead=options.run_ahead,
     )
-    return {**{name: value for name, value in environ.items() if name != CRASH_AT}, **settings}
+
+
+def _without_crash(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if name != CRASH_AT}
 
 
 def _variables(**settings: object) -> dict[str, str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from dilaserve import checks
 from dilaserve.bus.nats import connect_nats
 from dilaserve.embedded import free_port
 from dilaserve.errors import DiLaServeError
@@ -18,6 +20,7 @@ from dilaserve.supervisor.plan import (
     LOOPBACK,
     Endpoints,
     StackOptions,
+    plan_checks,
     plan_servers,
     plan_services,
 )
@@ -129,6 +132,7 @@ async def running_stack(
         locked(options.home),
         ports.held_port(options.host, options.port, first=DEFAULT_PORT) as port,
     ):
+        await _refuse_wrong(options, environ)
         stack = Stack(options, choose_endpoints(options, port), log=log)
         async with AsyncExitStack() as cleanup:
             end_workers = await _guard(options, cleanup)
@@ -137,6 +141,14 @@ async def running_stack(
             await stack.start_services(environ, cleanup, end_workers)
             stack.enter("ready")
             yield stack
+
+
+async def _refuse_wrong(options: StackOptions, environ: Mapping[str, str]) -> None:
+    """Raises DiLaServeError for settings and folders with which no worker or gateway starts:
+    nothing has been started yet, and the supervisor would try again and again."""
+    for answer in await asyncio.to_thread(checks.ask, plan_checks(options, environ)):
+        if isinstance(answer, DiLaServeError):
+            raise answer
 
 
 async def _guard(
