@@ -138,7 +138,8 @@ def test_overload_goes_to_the_smallest_degree_alone() -> None:
 
 
 def test_overload_that_is_kept_says_what_is_lacking() -> None:
-    record = planner().plan(0.0, workload(request_class(rate=1e4)), cluster({1: 8}))
+    load = workload(request_class(64, 64, slo_s=5.0, rate=150.0))
+    record = planner().plan(0.0, load, cluster({1: 8}))
     assert record.verdict == "keep"
     first, second = record.reasons
     assert first.startswith("no mix can serve this load within its SLOs; 8×TP-1 is kept")
@@ -148,10 +149,13 @@ def test_overload_that_is_kept_says_what_is_lacking() -> None:
     assert found is not None, second
     assert float(found[2]) == pytest.approx(float(found[1]) + 8)
     assert "for 1.5 times the rates" in second
-    enough = Cluster((10_000,), place((10_000,), {1: ceil(float(found[2])) + 1}))
-    served = planner().plan(0.0, workload(request_class(rate=1e4)), enough)
-    assert served.as_it_is is not None
-    assert served.as_it_is.status == "solved", "with so many it does"
+    n = ceil(float(found[2]))
+    enough = planner().plan(0.0, load, Cluster((n,), place((n,), {1: n})))
+    assert enough.as_it_is is not None
+    assert enough.as_it_is.status == "solved", "with so many it does"
+    fewer = planner().plan(0.0, load, Cluster((n - 1,), place((n - 1,), {1: n - 1})))
+    assert fewer.as_it_is is not None
+    assert fewer.as_it_is.status == "infeasible"
 
 
 def test_class_that_no_mix_can_serve_in_time_leaves_the_others_their_plan() -> None:
