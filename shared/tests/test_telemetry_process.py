@@ -173,6 +173,12 @@ def test_a_port_that_is_taken_is_named() -> None:
             start(metrics_port=port)
 
 
+@pytest.mark.parametrize("host", ["203.0.113.7", "::1", "no host"])
+def test_a_host_that_is_not_this_machine_is_named(host: str) -> None:
+    with pytest.raises(SettingsError, match=f"DILASERVE_METRICS_HOST='{host}'.*use 127.0.0.1"):
+        start(metrics_host=host, metrics_port=0)
+
+
 def test_a_failed_start_leaves_no_log_handler_behind() -> None:
     before = list(logging.getLogger().handlers)
 

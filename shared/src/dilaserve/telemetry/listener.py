@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,6 +12,9 @@ from dilaserve.errors import SettingsError
 
 POLL_S = 0.1
 """How soon `close` is noticed."""
+
+FOREIGN = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+"""How the system says that an address is not this machine's, or not of a kind it can be."""
 
 Render = Callable[[], tuple[bytes, str]]
 
@@ -23,11 +28,8 @@ class MetricsListener:
     def __init__(self, host: str, port: int, render: Render) -> None:
         try:
             self._server = ThreadingHTTPServer((host, port), _handler(render))
-        except (OSError, OverflowError) as error:
-            raise SettingsError(
-                f"DILASERVE_METRICS_PORT={port}: cannot listen on {host!r}: {error}; "
-                "use a free port, or 0 to have one chosen"
-            ) from error
+        except (OSError, OverflowError, UnicodeError) as error:
+            raise _unusable(host, port, error) from error
         self.address = f"{host}:{self._server.server_port}"
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(POLL_S,), name="metrics", daemon=True
@@ -39,6 +41,21 @@ class MetricsListener:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def _unusable(host: str, port: int, error: Exception) -> SettingsError:
+    """A host is at fault that is no name or address, or none of this machine."""
+    if isinstance(error, socket.gaierror | UnicodeError) or (
+        isinstance(error, OSError) and error.errno in FOREIGN
+    ):
+        return SettingsError(
+            f"DILASERVE_METRICS_HOST={host!r}: cannot listen there: {error}; "
+            "use 127.0.0.1, another address of this machine, or 0.0.0.0 for all"
+        )
+    return SettingsError(
+        f"DILASERVE_METRICS_PORT={port}: cannot listen on {host!r}: {error}; "
+        "use a free port, or 0 to have one chosen"
+    )
 
 
 def _handler(render: Render) -> type[BaseHTTPRequestHandler]:
