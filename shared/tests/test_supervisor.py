@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,56 @@ async def test_child_that_never_gets_ready_is_given_up() -> None:
         await supervisor.wait()
     assert children[0].n_restarts == QUICK.max_failures - 1
     assert "3 times in a row; given up" in log.of("supervisor")[-1]
+
+
+REFUSING = "import sys; sys.exit('dilaserve-sleeper: ' + {words})"
+
+
+async def test_child_that_refuses_twice_in_the_same_words_is_given_up() -> None:
+    log = Log()
+    async with supervising(log) as supervisor:
+        refusing = REFUSING.format(words="'no such device; use cpu'")
+        children = supervisor.start([spec("bad", refusing, log=log)])
+        with pytest.raises(DiLaServeError, match="no such device; use cpu"):
+            await supervisor.wait_ready(children, timeout_s=WAIT_S)
+        await supervisor.wait()
+    assert children[0].n_restarts == 1
+    assert "2 times in a row; given up" in log.of("supervisor")[-1]
+
+
+async def test_child_that_refuses_in_other_words_each_time_is_tried_again() -> None:
+    log = Log()
+    async with supervising(log) as supervisor:
+        refusing = REFUSING.format(words="str(__import__('os').getpid())")
+        children = supervisor.start([spec("bad", refusing, log=log)])
+        await supervisor.wait()
+    assert children[0].n_restarts == QUICK.max_failures - 1
+
+
+async def test_child_that_served_before_is_tried_again_whatever_it_says(tmp_path: Path) -> None:
+    log = Log()
+    script = (
+        f"import pathlib, sys, time; marker = pathlib.Path({str(tmp_path / 'm')!r})\n"
+        "if marker.exists(): sys.exit('dilaserve-sleeper: the bus is gone')\n"
+        "marker.touch(); print('up', flush=True); time.sleep(600)"
+    )
+    async with supervising(log) as supervisor:
+        (child,) = supervisor.start([_ready_once(spec("a", script, log=log))])
+        await supervisor.wait_ready([child], timeout_s=WAIT_S)
+        child.signal(signal.SIGKILL)
+        await supervisor.wait()
+    assert child.n_restarts == QUICK.max_failures
+
+
+def _ready_once(made: ChildSpec) -> ChildSpec:
+    """Ready in its first life only."""
+    pids: list[int] = []
+
+    async def probe(pid: int) -> bool:
+        pids.append(pid)
+        return pid == pids[0] and await made.probe(pid)
+
+    return replace(made, probe=probe)
 
 
 async def test_program_that_does_not_exist_is_given_up() -> None:

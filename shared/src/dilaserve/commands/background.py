@@ -11,6 +11,7 @@ from dilaserve.errors import DiLaServeError
 from dilaserve.supervisor.state import StackState, refuse_second, running_state
 
 POLL_S = 0.1
+N_LINES = 20
 LOG_NAME = "up.log"
 DETACH_FLAGS = ("--detach", "-d", "--sample")
 
@@ -43,8 +44,14 @@ def _wait_ready(process: subprocess.Popen[bytes], home: Path, log_path: Path) ->
         if state and state.supervisor_pid == process.pid and state.phase == "ready":
             return state
         time.sleep(POLL_S)
-    tail = "\n".join(log_path.read_text(errors="replace").splitlines()[-20:])
+    tail = "\n".join(_last_words(log_path.read_text(errors="replace").splitlines()))
     raise DiLaServeError(f"the stack did not come up; {log_path} ends:\n{tail}")
+
+
+def _last_words(lines: list[str]) -> list[str]:
+    """From the command's own error on, which comes after the children's last lines."""
+    errors = [number for number, line in enumerate(lines) if line.startswith("dilaserve: ")]
+    return lines[errors[-1] if errors else -N_LINES :][:N_LINES]
 
 
 def _without_detach(arguments: list[str]) -> list[str]:

@@ -109,13 +109,18 @@ class Child:
 
     async def _keep(self) -> None:
         n_failures = 0
+        was_ever_ready = False
         while True:
+            before = self._refusal()
             was_ready = await self._run_once()
             if self._stopping:
                 return
+            was_ever_ready |= was_ready
             n_failures = 0 if was_ready else n_failures + 1
             delay_s = self._policy.delay_s(n_failures)
-            self._log("supervisor", self._obituary(was_ready, delay_s))
+            if not was_ever_ready and before is not None and before == self._refusal():
+                delay_s = None  # as its settings and files are, and they stay so
+            self._log("supervisor", self._obituary(n_failures, delay_s))
             if delay_s is None:
                 self._enter("given_up")
                 return
@@ -178,13 +183,20 @@ class Child:
         self.phase = phase
         self._changed()
 
-    def _obituary(self, was_ready: bool, delay_s: float | None) -> str:
+    def _refusal(self) -> str | None:
+        """The line with which a service ends that cannot start, if it has ended so."""
+        if self.exit_code != 1:
+            return None
+        words = f"dilaserve-{self.spec.service}: "
+        return next((line for line in reversed(self.tail) if line.startswith(words)), None)
+
+    def _obituary(self, n_failures: int, delay_s: float | None) -> str:
         how = _how_it_ended(self.exit_code)
-        when = "" if was_ready else " before it was ready"
+        when = " before it was ready" if n_failures else ""
         if delay_s is not None:
             return f"{self.spec.name} {how}{when}; starting it again"
         return (
-            f"{self.spec.name} {how}{when}, {self._policy.max_failures} times in a row; "
+            f"{self.spec.name} {how}{when}, {n_failures} times in a row; "
             "given up, its last lines above say why"
         )
 
