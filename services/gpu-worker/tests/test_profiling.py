@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -28,21 +30,24 @@ from dilaserve_gpu_worker.engine.types import BatchOutput
 from dilaserve_gpu_worker.models.model import Model
 from dilaserve_gpu_worker.models.products import packing_pays
 from dilaserve_gpu_worker.profile_command import profile, with_point
-from dilaserve_gpu_worker.profiling import Effort, Grid, Load, loads_of, measure
+from dilaserve_gpu_worker.profiling import Effort, Grid, Limits, Load, left_out, loads_of, measure
 from dilaserve_scheduler.settings import SchedulerSettings
 
 GRID = Grid(lengths=(16, 48, 1024), rows=(1, 4, 64), n_output=16, block_length=8)
 EFFORT = Effort(n_warm_up=1, n_passes=9, seconds=1e9)
 
 
-def loads(cache_mode: str, n_kv_tokens: int = 1024) -> list[Load]:
-    return loads_of(
-        GRID,
+def limits(cache_mode: str, n_kv_tokens: int = 1024) -> Limits:
+    return Limits(
         cache_mode=cache_mode,
         max_sequence_length=512,
         max_batch_tokens=256,
         n_kv_tokens=n_kv_tokens,
     )
+
+
+def loads(cache_mode: str, n_kv_tokens: int = 1024) -> list[Load]:
+    return loads_of(GRID, limits(cache_mode, n_kv_tokens))
 
 
 def test_loads_are_those_that_fit() -> None:
@@ -62,6 +67,26 @@ def test_loads_are_those_that_fit() -> None:
     assert {(load.length, load.n_tokens) for load in loads("prefix") if load.kind == "cache"} == {
         (16, 8), (16, 32), (48, 16), (48, 64)
     }  # fmt: skip
+
+
+def test_what_is_left_out_is_told_with_the_reason() -> None:
+    assert left_out(GRID, limits("dual")) == [
+        "recompute 64 x 16, 64 x 48: above the 256 tokens of a pass (--max-batch-tokens)",
+        "lengths 1024: above the model's 512 tokens",
+        "cache 64 x 16, 64 x 48: above the 256 tokens of a pass (--max-batch-tokens)",
+    ]
+    assert left_out(GRID, limits("dual", n_kv_tokens=128))[-1] == (
+        "cache 4 x 48: above the KV pool of 128 tokens"
+    )
+    assert "lengths 300: above the 256 tokens of a pass (--max-batch-tokens)" in left_out(
+        replace(GRID, lengths=[16, 300]), limits("none")
+    )
+
+
+def test_nothing_is_left_out_of_a_grid_that_fits() -> None:
+    grid = replace(GRID, lengths=[16, 48], rows=[1, 4])
+    assert left_out(grid, limits("dual")) == []
+    assert len(loads_of(grid, limits("dual"))) == 8
 
 
 class WatchedEngine(Engine):
@@ -152,6 +177,17 @@ def test_profile_is_written_and_the_scheduler_takes_it(
     assert "TP-1 recompute: 4 points, 16 tokens" in result.output
     options = SchedulerSettings(policy="dilaserve", profile=str(out)).options()
     assert options.profiles == profiles
+
+
+def test_a_length_that_the_model_does_not_take_is_left_out_aloud(
+    make_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder, out = make_folder(), tmp_path / "profile.json"
+    longest = json.loads((folder / "config.json").read_text())["max_sequence_length"]
+    result = run_cli(folder, out, "--lengths", f"16,{8 * longest}")
+    assert result.exit_code == 0, result.output
+    assert f"TP-1 is measured without lengths {8 * longest}: above" in result.stderr
+    assert {p.n_keys for p in load_profiles(out).profiles[0].points} == {16}
 
 
 def test_profile_finds_the_model_as_the_other_commands_do(
