@@ -19,6 +19,12 @@ from dilaserve_reconfigurator.snapshot import Pace, PlanningError
 __all__ = ["load_paces", "paces_of_runs"]
 
 
+REMEDY = (
+    "give the lines of `dilaserve record` (.jsonl), or a table such as "
+    '{"n_output": 256, "thresholds": [0.5, 0.9], "rows": [[38, 74]]} (.json)'
+)
+
+
 class _StepCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Steps of whole requests of one length: a row per request, a column per threshold."""
 
@@ -63,8 +69,12 @@ def paces_of_runs(runs: Iterable[Sequence[RecordedStep]]) -> tuple[Pace, ...]:
 def _of_counts(path: Path) -> tuple[Pace, ...]:
     try:
         counts = msgspec.json.decode(path.read_bytes(), type=_StepCounts)
-    except (OSError, msgspec.DecodeError) as error:
-        raise PlanningError(f"step counts {path} cannot be read: {error}") from error
+    except OSError as error:
+        raise PlanningError(
+            f"step counts {path} cannot be read: {error.strerror}; {REMEDY}"
+        ) from error
+    except msgspec.DecodeError as error:
+        raise PlanningError(f"step counts {path} are malformed: {error}; {REMEDY}") from error
     columns = zip(*counts.rows, strict=True)
     return tuple(
         Pace(threshold=threshold, tokens_per_step=counts.n_output * len(column) / sum(column))

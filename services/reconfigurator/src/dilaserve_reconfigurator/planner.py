@@ -140,6 +140,7 @@ class Planner:
 
     def _snapshot(self, workload: Workload, cluster: Cluster) -> Snapshot:
         options = self._options
+        _check_degrees(options.profiles, options.degrees)
         classes = coarsen(workload.classes, options.max_classes)
         return Snapshot(
             classes=classes,
@@ -224,6 +225,23 @@ def place(nodes: Sequence[int], counts: Mapping[int, int]) -> tuple[Placed, ...]
         raise PlanningError(f"{dict(counts)} do not fit on nodes of {list(nodes)} GPUs")
     slots = stage2.read_plan(model).launch
     return tuple(Placed(f"i{number}", slot) for number, slot in enumerate(slots))
+
+
+def _check_degrees(profiles: ProfileSet, degrees: Sequence[int]) -> None:
+    """Raises PlanningError where one was not measured."""
+    missing = [str(degree) for degree in degrees if degree not in profiles.tp_degrees]
+    measured = ",".join(str(degree) for degree in degrees if degree in profiles.tp_degrees)
+    if missing:
+        plan_with = (
+            f"plan with those that it has (--degrees {measured}, or for the planner as a service "
+            f"DILASERVE_TP_DEGREES={measured}), or "
+        )
+        raise PlanningError(
+            f"the profile of {profiles.model} on {profiles.device} has no TP degree "
+            f"{' and '.join(missing)}, only {', '.join(map(str, profiles.tp_degrees))}; "
+            f"{plan_with if measured else ''}measure with `dilaserve profile --tp "
+            f"{','.join(missing)}`"
+        )
 
 
 def _mix(snapshot: Snapshot, counts: Mapping[int, int], plan: CapacityPlan | None) -> Mix:

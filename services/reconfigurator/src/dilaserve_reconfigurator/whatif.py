@@ -24,6 +24,12 @@ MAX_TRACE_S = 1e7
 MAX_NODES = 10_000
 
 
+REMEDY = (
+    'give a file such as {"classes": [[128, 256, 3.5]]}: tokens of prompt and output, and arrivals '
+    "a second"
+)
+
+
 class _ClassMix(msgspec.Struct, frozen=True, kw_only=True):
     """(prompt length, output length, arrivals a second or share of them)."""
 
@@ -42,8 +48,12 @@ def mix_workload(path: Path, *, slo_s: float, rate: float | None = None) -> Work
     all. Raises PlanningError."""
     try:
         mix = msgspec.json.decode(path.read_bytes(), type=_ClassMix)
-    except (OSError, msgspec.DecodeError) as error:
-        raise PlanningError(f"class mix {path} cannot be read: {error}") from error
+    except OSError as error:
+        raise PlanningError(
+            f"class mix {path} cannot be read: {error.strerror}; {REMEDY}"
+        ) from error
+    except msgspec.DecodeError as error:
+        raise PlanningError(f"class mix {path} is malformed: {error}; {REMEDY}") from error
     total = sum(weight for _, _, weight in mix.classes)
     if not 0 < total < math.inf or any(weight < 0 or o < 1 for _, o, weight in mix.classes):
         raise PlanningError(f"class mix {path} needs outputs of a token at least, and some rates")

@@ -76,10 +76,17 @@ def test_recording_without_whole_runs_is_refused(tmp_path: Path) -> None:
         load_paces(path)
 
 
+def test_table_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PlanningError, match=r"cannot be read: No such file .*; give the lines of"):
+        load_paces(tmp_path / "counts.json")
+
+
 def test_file_that_is_no_table_is_named(tmp_path: Path) -> None:
     path = tmp_path / "counts.json"
     path.write_text("{}")
-    with pytest.raises(PlanningError, match=r"step counts .*counts\.json cannot be read"):
+    with pytest.raises(
+        PlanningError, match=r"step counts .*counts\.json are malformed: .*`dilaserve record`"
+    ):
         load_paces(path)
 
 
@@ -98,5 +105,7 @@ def test_table_that_makes_no_sense_is_named(tmp_path: Path, change: dict[str, ob
     path = tmp_path / "counts.json"
     table = {"n_output": 256, "thresholds": [0.5, 0.9], "rows": [[30, 90]], **change}
     path.write_bytes(msgspec.json.encode(table))
-    with pytest.raises(PlanningError, match=r"step counts .*counts\.json cannot be read"):
+    with pytest.raises(
+        PlanningError, match=r"step counts .*counts\.json are malformed: .*`dilaserve record`"
+    ):
         load_paces(path)

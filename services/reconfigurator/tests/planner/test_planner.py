@@ -168,6 +168,18 @@ def test_class_that_no_mix_can_serve_in_time_leaves_the_others_their_plan() -> N
     assert record.target.counts == {1: 0, 2: 0, 4: 2}
 
 
+def test_degree_that_was_not_measured_has_two_remedies() -> None:
+    with pytest.raises(
+        PlanningError, match=r"no TP degree 8 and 16, only 1, 2, 4; plan with"
+    ) as got:
+        planner(degrees=(1, 2, 8, 16)).plan(0.0, light(), cluster({1: 8}))
+    assert "--degrees 1,2, or" in str(got.value)
+    assert "DILASERVE_TP_DEGREES=1,2)" in str(got.value)
+    assert str(got.value).endswith("measure with `dilaserve profile --tp 8,16`")
+    with pytest.raises(PlanningError, match=r"only 1, 2, 4; measure with .*--tp 8`"):
+        planner(degrees=(8,)).plan(0.0, light(), cluster({1: 8}))
+
+
 def test_holds_when_the_time_runs_out_before_anything_was_found() -> None:
     record = planner(budget_s=1e-6).plan(0.0, heavy(), cluster({4: 2}))
     assert record.verdict == "hold"
