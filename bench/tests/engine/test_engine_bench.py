@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections import Counter
 from io import StringIO
 from itertools import islice, pairwise
@@ -264,6 +267,20 @@ def test_command_prints_rows_and_what_is_left() -> None:
     ]  # fmt: skip
 
 
+def test_the_profiler_of_torch_is_not_heard() -> None:
+    """In a process of its own: how loud it is, it decides once."""
+    code = "from dilaserve_bench.command import bench; bench()"
+    options = ["--modes", "none", "--concurrency", "1", "--passes", "1", "--rounds", "1"]
+    found = subprocess.run(
+        [sys.executable, "-c", code, "engine", "--model", TINY, *options, "--mixed", ""],
+        env={name: value for name, value in os.environ.items() if "KINETO" not in name},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stderr.splitlines() == ["none, 1 at a time"]
+
+
 def test_plain_products_are_named_and_the_table_has_both_ratios() -> None:
     options = ["--modes", "dual", "--concurrency", "2", "--passes", "2", "--rounds", "1"]
     options += ["--output", "32", "--mixed", "", "--pack-weights", "off"]
@@ -279,10 +296,18 @@ def test_plain_products_are_named_and_the_table_has_both_ratios() -> None:
     ("option", "value", "words"),
     [
         ("--threads", "100000", "should be less than or equal to 256"),
-        ("--modes", "dual,triple", "--modes 'dual,triple'"),
-        ("--concurrency", "4,0", "--concurrency '4,0'"),
-        ("--mixed", "32,x", "--mixed '32,x'"),
-        ("--plan-policies", "fifo", "--plan-policies 'fifo'"),
+        (
+            "--modes",
+            "dual,triple",
+            "--modes 'dual,triple': 'triple' is not none or prefix or dual; several are separated",
+        ),
+        ("--concurrency", "4,0", "'4,0': '0' is not a whole number of at least 1"),
+        ("--mixed", "32,x", "--mixed '32,x': 'x' is not a whole number of at least 1"),
+        (
+            "--plan-policies",
+            "fifo",
+            "--plan-policies 'fifo': 'fifo' is not blockserve or sangam or static",
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_told_before_anything_is(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 import typer
@@ -30,6 +30,8 @@ __all__ = ["engine"]
 BATCH = 16
 """Requests at a time when batches and plan policies are compared."""
 PAGE = 32
+WITHOUT_PROFILER_LOG = "KINETO_LOG_LEVEL", "6"
+"""Torch's profiler says by lines on standard error that it starts and stops, up to level 5."""
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 Modes = Annotated[str, typer.Option(help="Cache modes.")]
@@ -81,6 +83,7 @@ def engine(
     from dilaserve_bench.engine.report import EngineReport, json_of, lines_of
     from dilaserve_gpu_worker.loading import load_alone
 
+    os.environ.setdefault(*WITHOUT_PROFILER_LOG)
     folder = find_model(model, os.environ)
     loaded = load_alone(
         folder, threads=threads, device=device, dtype=dtype, pack_weights=pack_weights
@@ -110,11 +113,18 @@ class Effort(NamedTuple):
 
 
 def _each(option: str, text: str, of: Any) -> list[Any]:
-    """What an option names, in turn."""
-    try:
-        return msgspec.convert(text.split(",") if text else [], list[of], strict=False)
-    except msgspec.ValidationError as error:
-        raise typer.BadParameter(f"{option} {text!r}: {error}") from error
+    """What an option names, in turn. `of`: words (Literal), or Count."""
+    words = get_args(of) if get_origin(of) is Literal else ()
+    takes = " or ".join(map(str, words)) or "a whole number of at least 1"
+    found = []
+    for part in text.split(",") if text else []:
+        try:
+            found.append(msgspec.convert(part.strip(), of, strict=False))
+        except msgspec.ValidationError:
+            raise typer.BadParameter(
+                f"{option} {text!r}: {part!r} is not {takes}; several are separated by commas"
+            ) from None
+    return found
 
 
 def _rows(
