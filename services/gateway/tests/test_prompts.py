@@ -103,6 +103,20 @@ async def test_context_length(prompter: Prompter, model: ServedModel) -> None:
         await complete(prompter, max_tokens=10**100)
 
 
+async def test_an_output_that_nobody_asked_for_is_named_as_the_default(
+    prompter: Prompter, model: ServedModel
+) -> None:
+    default, context = model.default_output, model.context_length
+    with pytest.raises(ApiError) as caught:
+        await complete(prompter, prompt=[5] * (context - 10))
+    assert caught.value.message == (
+        f"{context - 10} prompt tokens and the default of {default} output tokens (no max_tokens "
+        f"is given) exceed the model's context length of {context}; set max_tokens to at most 10."
+    )
+    with pytest.raises(ApiError, match=f"and max_tokens={default} exceed"):
+        await complete(prompter, prompt=[5] * (context - 10), max_tokens=default)
+
+
 async def test_other_models_are_not_found(prompter: Prompter) -> None:
     with pytest.raises(ApiError, match="'gpt-4' is not served here; use 'tiny'") as caught:
         await complete(prompter, model="gpt-4")

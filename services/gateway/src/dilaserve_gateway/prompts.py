@@ -113,7 +113,8 @@ class Prompter:
         n_output = max_tokens or self._model.default_output
         asked = _asked(body, headers)
         for prompt in prompts:
-            self._check_prompt(prompt, n_output)
+            self._check_prompt(prompt)
+            self._check_length(len(prompt), n_output, is_default=not max_tokens)
         return Ask(
             operation=operation,
             prompts=tuple(prompts),
@@ -167,7 +168,7 @@ class Prompter:
                 param="n",
             )
 
-    def _check_prompt(self, prompt: list[int], n_output: int) -> None:
+    def _check_prompt(self, prompt: list[int]) -> None:
         if not prompt:
             raise invalid("The prompt is empty; give at least one token.", param="prompt")
         bad = next((i for i in prompt if not 0 <= i < self._model.vocab_size), None)
@@ -177,15 +178,21 @@ class Prompter:
                 f"{self._model.vocab_size - 1}.",
                 param="prompt",
             )
-        room = self._model.context_length - len(prompt)
-        if n_output > room:
-            remedy = f"set max_tokens to at most {room}" if room > 0 else "shorten the prompt"
-            raise invalid(
-                f"{len(prompt)} prompt tokens and max_tokens={shown(n_output)} exceed the model's "
-                f"context length of {self._model.context_length}; {remedy}.",
-                param="max_tokens" if room > 0 else "prompt",
-                code="context_length_exceeded",
-            )
+
+    def _check_length(self, n_prompt: int, n_output: int, *, is_default: bool) -> None:
+        room = self._model.context_length - n_prompt
+        if n_output <= room:
+            return
+        output = f"max_tokens={shown(n_output)}"
+        if is_default:
+            output = f"the default of {n_output} output tokens (no max_tokens is given)"
+        remedy = f"set max_tokens to at most {room}" if room > 0 else "shorten the prompt"
+        raise invalid(
+            f"{n_prompt} prompt tokens and {output} exceed the model's context length of "
+            f"{self._model.context_length}; {remedy}.",
+            param="max_tokens" if room > 0 else "prompt",
+            code="context_length_exceeded",
+        )
 
 
 async def _off_loop(n_chars: int, work: Callable[[], list[int]]) -> list[int]:
