@@ -127,6 +127,15 @@ def test_config_that_is_none_is_wrong(model: Path, text: str, fault: str) -> Non
     assert found.startswith(fault)
 
 
+def test_links_to_nothing_are_named(model: Path) -> None:
+    (model / "picture.png").symlink_to("nowhere")
+    assert missing_parts(model) == [], "nobody reads it"
+    for name in ("config.json", "tokenizer.json"):
+        (model / name).unlink()
+        (model / name).symlink_to(f"../blobs/{name}")
+    assert missing_parts(model) == ["config.json, tokenizer.json: links to what does not exist"]
+
+
 def test_a_file_is_no_folder(model: Path) -> None:
     assert missing_parts(model / "config.json") == ["it is no folder, but a file"]
     assert missing_parts(model / "none") == ["it does not exist"]

@@ -59,6 +59,14 @@ def test_a_pointer_of_git_lfs_is_named(tmp_path: Path) -> None:
         check_start({"DILASERVE_MODEL": str(folder)})
 
 
+@pytest.mark.parametrize("rows", [[1], {"x": {}}, {"9": {}}, {"9": 1}, {"9": {"content": 5}}])
+def test_added_tokens_of_another_form_are_refused(tmp_path: Path, rows: object) -> None:
+    folder = folder_with(tmp_path)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": rows}))
+    with pytest.raises(ModelFolderError, match="in a form that is not known"):
+        check_start({"DILASERVE_MODEL": str(folder)})
+
+
 def test_a_wrong_setting_is_refused() -> None:
     with pytest.raises(SettingsError, match="DILASERVE_MAX_CHOICES='0'"):
         check_start({"DILASERVE_MODEL": str(TINY), "DILASERVE_MAX_CHOICES": "0"})

@@ -60,6 +60,13 @@ def test_as_a_process(make_folder: MakeFolder) -> None:
     assert "model_type 'gpt', which is unknown; use a folder" in str(answers[1])
 
 
+def test_a_service_that_is_not_installed_is_no_refusal() -> None:
+    (answer,) = ask([Check("dilaserve_nowhere", os.environ)])
+    assert isinstance(answer, DiLaServeError)
+    assert "No module named 'dilaserve_nowhere'" in str(answer)
+    assert str(answer).endswith("; see whether all packages are installed: `dilaserve doctor`")
+
+
 def test_it_imports_no_torch(make_folder: MakeFolder) -> None:
     script = (
         "import sys; from dilaserve_gpu_worker.check import main; main()\n"

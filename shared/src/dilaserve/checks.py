@@ -18,6 +18,8 @@ from dilaserve.errors import DiLaServeError
 __all__ = ["Check", "Checked", "answer", "ask"]
 
 TIMEOUT_S = 60.0
+REFUSED = 3
+"""The exit code of an answer that is no; Python ends with 1 where it cannot even ask."""
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,12 +42,12 @@ _decode = msgspec.json.Decoder(Checked).decode
 
 def answer(check: Callable[[], Checked]) -> None:
     """Run a service's check as the main program of its module: the answer goes to stdout, exit
-    code 0, or the error's message to stderr, exit code 1."""
+    code 0, or the error's message to stderr, exit code 3."""
     try:
         sys.stdout.buffer.write(msgspec.json.encode(check()))
     except DiLaServeError as error:
         sys.stderr.write(f"{error}\n")
-        sys.exit(1)
+        sys.exit(REFUSED)
 
 
 def ask(checks: Iterable[Check]) -> list[Checked | DiLaServeError]:
@@ -77,5 +79,10 @@ def _answer_of(check: Check, process: subprocess.Popen[str]) -> Checked | DiLaSe
         )
     if process.returncode == 0:
         return _decode(out)
-    last = (err.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
-    return DiLaServeError(last)
+    last = (err.strip().splitlines() or ["no word"])[-1]
+    if process.returncode == REFUSED:
+        return DiLaServeError(last)
+    return DiLaServeError(
+        f"{check.module}.check ended with exit code {process.returncode}: {last}; "
+        "see whether all packages are installed: `dilaserve doctor`"
+    )

@@ -133,8 +133,10 @@ def _as_finding(service: str, answer: Checked | DiLaServeError) -> Finding:
 
 
 def _wrong(name: str, error: DiLaServeError) -> Finding:
-    detail, _, remedy = str(error).rpartition("; ")
-    return Finding(name=name, verdict="wrong", detail=detail or remedy, remedy=remedy)
+    detail, semicolon, remedy = str(error).rpartition("; ")
+    if not semicolon:
+        return Finding(name=name, verdict="wrong", detail=str(error))
+    return Finding(name=name, verdict="wrong", detail=detail, remedy=remedy)
 
 
 def check_gpu() -> Finding:

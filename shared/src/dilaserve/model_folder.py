@@ -19,6 +19,8 @@ TOKENIZERS = {
     "vocab.json with merges.txt": ("vocab.json", "merges.txt"),
 }
 """Files that make a tokenizer: the whole of it, or byte pairs as in Dream's and Qwen2's folders."""
+READ = (".json", ".safetensors", ".txt")
+"""How the names of files end that a service may read."""
 LFS_REMEDY = "run `git lfs pull` in the folder that was cloned"
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 SOURCE_CHECKOUT = Path(dilaserve.__file__).resolve().parents[3]
@@ -41,6 +43,13 @@ def missing_parts(folder: Path) -> list[str]:
     """What a model folder lacks, in words; empty when it looks complete."""
     if not folder.is_dir():
         return ["it is no folder, but a file" if folder.exists() else "it does not exist"]
+    dangling = sorted(
+        path.name
+        for path in folder.iterdir()
+        if path.suffix in READ and path.is_symlink() and not path.exists()
+    )
+    if dangling:
+        return [f"{', '.join(dangling)}: links to what does not exist"]
     return [
         *_config_faults(folder / "config.json"),
         *([] if any(folder.glob("*.safetensors")) else ["no *.safetensors"]),

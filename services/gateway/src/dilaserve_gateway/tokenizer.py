@@ -127,27 +127,37 @@ def _build_byte_pairs(vocab: Path, merges: Path) -> Tokenizer:
 
 def _add_missing(tokenizer: Tokenizer, folder: Path, config: dict[str, Any]) -> None:
     """Add the tokens that tokenizer_config.json names beyond the vocabulary, in order of id."""
-    rows = config.get("added_tokens_decoder", {})
-    for token_id, row in sorted((int(i), row) for i, row in rows.items()):
+    for token_id, token in _named(folder, config):
         if tokenizer.get_added_tokens_decoder().get(token_id) is not None:
             continue
-        tokenizer.add_tokens(
-            [
-                AddedToken(
-                    row["content"],
-                    single_word=row.get("single_word", False),
-                    lstrip=row.get("lstrip", False),
-                    rstrip=row.get("rstrip", False),
-                    normalized=row.get("normalized", False),
-                    special=row.get("special", False),
-                )
-            ]
-        )
-        if tokenizer.token_to_id(row["content"]) != token_id:
+        tokenizer.add_tokens([token])
+        if tokenizer.token_to_id(token.content) != token_id:
             raise ModelFolderError(
-                f"{folder}/tokenizer_config.json gives {row['content']!r} the id {token_id}, "
-                f"the vocabulary {tokenizer.token_to_id(row['content'])}; fetch both again"
+                f"{folder}/tokenizer_config.json gives {token.content!r} the id {token_id}, "
+                f"the vocabulary {tokenizer.token_to_id(token.content)}; fetch both again"
             )
+
+
+def _named(folder: Path, config: dict[str, Any]) -> list[tuple[int, AddedToken]]:
+    try:
+        rows = config.get("added_tokens_decoder", {}).items()
+        return [(token_id, _token(row)) for token_id, row in sorted((int(i), r) for i, r in rows)]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ModelFolderError(
+            f"{folder}/tokenizer_config.json lists its added tokens in a form that is not known "
+            f"({type(error).__name__}: {error}); fetch it again"
+        ) from error
+
+
+def _token(row: dict[str, Any]) -> AddedToken:
+    return AddedToken(
+        row["content"],
+        single_word=row.get("single_word", False),
+        lstrip=row.get("lstrip", False),
+        rstrip=row.get("rstrip", False),
+        normalized=row.get("normalized", False),
+        special=row.get("special", False),
+    )
 
 
 def _is_byte_level(tokenizer: Tokenizer) -> bool:

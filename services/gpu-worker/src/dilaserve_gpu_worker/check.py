@@ -20,7 +20,7 @@ MB = 1e6
 
 
 def main() -> None:
-    """Exit code 0 with what there is, 1 with what is wrong."""
+    """Exit code 0 with what there is, 3 with what is wrong."""
     answer(lambda: check_start(os.environ))
 
 
