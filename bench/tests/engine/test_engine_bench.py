@@ -188,6 +188,20 @@ def test_riders_keep_a_static_batch_at_its_size(model: Model) -> None:
     assert riders.step() is None
 
 
+def test_who_starts_late_on_pages_of_a_rider_is_refused(model: Model) -> None:
+    """The budget lets one of the two start in a pass, in which the first one ends."""
+    work = Work(vocab_size=100, n_prompt=20, outputs=(32, 64), threshold=0.0)
+    engine = Engine(model, cache_mode="dual", n_kv_tokens=1024, max_batch_tokens=84)
+    riders = Riders(engine, "dual")
+    feed = Feed(engine, islice(requests_of(work), 2), 2, is_continuous=False)
+    feed.fill()
+    output = riders.step()
+    assert output is not None
+    assert feed.drop_finished(output) == ["0"]
+    with pytest.raises(RuntimeError, match="request 1 starts late, on KV pages of 0, which"):
+        riders.step()
+
+
 def texts_of(engine: Engine, work: Work, n_requests: int) -> dict[str, list[int]]:
     texts: dict[str, list[int]] = {}
     for request in islice(requests_of(work), n_requests):

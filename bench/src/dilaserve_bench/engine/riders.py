@@ -21,7 +21,8 @@ class Riders:
 
     A rider computes its last block from its cache, and nothing is made of what comes out. That is
     the least it can cost: no recompute step, no logits, its own length and not the longest one's.
-    Its pages are the pool's again, so that nobody may be given new ones before `clear`.
+    Its pages are the pool's again, and whoever starts before `clear` may be given them: its keys
+    and values would be overwritten, so that such a pass is refused.
     """
 
     def __init__(self, engine: Engine, cache_mode: CacheMode) -> None:
@@ -30,10 +31,12 @@ class Riders:
         self._rows: list[Row] = []
 
     def step(self) -> BatchOutput | None:
-        """One pass with all riders in it; None when nobody else may run."""
+        """One pass with all riders in it; None when nobody else may run. Raises RuntimeError where
+        a request has been given pages of a rider."""
         plan = self._engine.plan()
         if plan is None:
             return None
+        self._check_pages(plan)
         before = {row.request_id: copy(row.sequence) for row in plan.rows}
         rows = sorted([*plan.rows, *self._rows], key=place_of)
         scores = self._engine.forward(Plan(rows, plan.started_s))
@@ -48,6 +51,20 @@ class Riders:
     def clear(self) -> None:
         """The batch has ended."""
         self._rows.clear()
+
+    def _check_pages(self, plan: Plan) -> None:
+        """Only who starts has new pages."""
+        for row in plan.rows:
+            if row.sequence.cached_block is not None:
+                continue
+            pages = set(row.sequence.pages)
+            for rider in self._rows:
+                if not pages.isdisjoint(rider.sequence.pages):
+                    raise RuntimeError(
+                        f"request {row.request_id} starts late, on KV pages of {rider.request_id}, "
+                        "which still rides along and would overwrite them; give the engine "
+                        "max_batch_tokens with which a whole batch starts in one pass"
+                    )
 
     def _rider(self, sequence: Sequence) -> Row:
         """The cache row of its last block. `sequence` still has the pages that it had."""
