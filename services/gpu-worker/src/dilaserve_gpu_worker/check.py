@@ -10,6 +10,7 @@ from pathlib import Path
 from dilaserve.checks import Checked, answer
 from dilaserve.crashpoints import CrashPoints
 from dilaserve.settings import load
+from dilaserve_gpu_worker.layout import beyond_last, tensor_shapes
 from dilaserve_gpu_worker.model_config import read_config, shard_config
 from dilaserve_gpu_worker.model_files import check_tensors, weight_files
 from dilaserve_gpu_worker.settings import WorkerSettings
@@ -25,20 +26,21 @@ def main() -> None:
 
 
 def check_start(environ: Mapping[str, str]) -> Checked:
-    """The settings, config.json, and the headers and sizes of the safetensors. Raises
+    """The settings, config.json, and what the safetensors' headers say. Raises
     SettingsError, ModelFolderError."""
     settings = load(WorkerSettings, environ)
     CrashPoints(settings.crash_at)
     folder = Path(settings.model)
     config = read_config(folder)
     shard_config(config, settings.tp_degree)
-    n_tensors = check_tensors(folder)
+    shapes = tensor_shapes(config)
+    check_tensors(folder, shapes, beyond_last(config))
     files = weight_files(folder)
     size = sum(path.stat().st_size for path in files)
     return Checked(
-        detail=f"{config.model_type} of {config.n_layers} layers, {n_tensors} tensors in "
+        detail=f"{config.model_type} of {config.n_layers} layers, {len(shapes)} tensors in "
         f"{len(files)} file{'s' * (len(files) > 1)} of {size / MB:,.0f} MB; not checked: the "
-        "tensors' shapes and values, and whether the memory holds them"
+        "tensors' values, and whether the memory holds them"
     )
 
 

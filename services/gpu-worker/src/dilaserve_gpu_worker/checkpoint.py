@@ -9,7 +9,6 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from dilaserve.errors import ModelFolderError
 from dilaserve_gpu_worker.model_files import TensorFiles
 
 _DTYPES = {
@@ -47,23 +46,11 @@ class Checkpoint:
 
     def tensor(self, name: str, shape: Sequence[int], part: tuple[slice, ...] = ()) -> Tensor:
         """The tensor `name` on the CPU, as stored, or a part of it; nothing else is read. Raises
-        ModelFolderError when it is missing or (as a whole) of another shape."""
-        if not self._files.has(name):
-            raise ModelFolderError(
-                f"{self.folder} lacks the tensor {name}; "
-                "its safetensors do not belong to its config.json: download both again"
-            )
-        found = self._files.shape(name)
-        if found != list(shape):
-            raise ModelFolderError(
-                f"{self.folder}: tensor {name} has shape {found}, config.json says "
-                f"{list(shape)}; its safetensors do not belong to its config.json: "
-                "download both again"
-            )
-        self._files.check_type(name)
+        ModelFolderError as TensorFiles.check does."""
+        self._files.check(name, shape)
         tensor: Tensor = self._files.read(name, part)
         return tensor
 
-    def has(self, name: str) -> bool:
-        """Whether it holds the tensor `name`."""
-        return self._files.has(name)
+    def check_ends_before(self, name: str) -> None:
+        """See TensorFiles."""
+        self._files.check_ends_before(name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -88,21 +89,39 @@ class TensorFiles:
         """Whether it holds the tensor `name`."""
         return name in self._where
 
-    def shape(self, name: str) -> list[int]:
-        """Of the tensor `name`."""
-        return list(self._where[name].get_slice(name).get_shape())
-
     def stored_type(self, name: str) -> str:
         """As safetensors spell it, such as BF16."""
         return str(self._where[name].get_slice(name).get_dtype())
 
-    def check_type(self, name: str) -> None:
-        """Raises ModelFolderError for a tensor in none of STORED_TYPES."""
+    def check(self, name: str, shape: Sequence[int]) -> None:
+        """Raises ModelFolderError for a tensor that is missing, (as a whole) of another shape, or
+        of none of STORED_TYPES."""
+        if not self.has(name):
+            raise ModelFolderError(
+                f"{self.folder} lacks the tensor {name}; "
+                "its safetensors do not belong to its config.json: download both again"
+            )
+        found = list(self._where[name].get_slice(name).get_shape())
+        if found != list(shape):
+            raise ModelFolderError(
+                f"{self.folder}: tensor {name} has shape {found}, config.json says "
+                f"{list(shape)}; its safetensors do not belong to its config.json: "
+                "download both again"
+            )
         stored = self.stored_type(name)
         if stored not in STORED_TYPES:
             raise ModelFolderError(
                 f"{self.folder}: tensor {name} is stored as {stored}; quantized weights are not "
                 f"computed here: use a checkpoint in one of {', '.join(STORED_TYPES)}"
+            )
+
+    def check_ends_before(self, name: str) -> None:
+        """Raises ModelFolderError where `name` is there, a tensor beyond the last layer: it would
+        be left out silently."""
+        if self.has(name):
+            raise ModelFolderError(
+                f"{self.folder} holds {name}, beyond the last layer of config.json; "
+                "they do not belong together: download both again"
             )
 
     def read(self, name: str, part: tuple[slice, ...] = ()) -> Any:
@@ -129,24 +148,13 @@ class TensorFiles:
             ) from error
 
 
-def check_tensors(folder: Path) -> int:
-    """How many tensors the folder holds, as far as the files' headers tell: their sizes, types,
-    and that all which the index names are there. Raises ModelFolderError."""
+def check_tensors(folder: Path, shapes: Mapping[str, Sequence[int]], beyond: str) -> None:
+    """As far as the files' headers tell: whether they are whole, hold tensors of these names and
+    shapes, and not the one `beyond` the last. Raises ModelFolderError."""
     with TensorFiles(folder, "np") as files:
-        for name in files.names:
-            files.check_type(name)
-        if not (folder / _SINGLE).exists():
-            for name, shard in read_json(folder / _INDEX)["weight_map"].items():
-                _check_indexed(files, name, shard)
-        return len(files.names)
-
-
-def _check_indexed(files: TensorFiles, name: str, shard: str) -> None:
-    if not files.has(name):
-        raise ModelFolderError(
-            f"{files.folder} lacks the tensor {name}, which {_INDEX} has in {shard}; "
-            "they do not belong together: download both again"
-        )
+        files.check_ends_before(beyond)
+        for name, shape in shapes.items():
+            files.check(name, shape)
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -1,11 +1,11 @@
-"""Loading a model of a Hugging Face folder: where its tensors are, and which part a rank needs.
+"""Loading a model of a Hugging Face folder: its tensors, and which part of them a rank needs.
 
 Runs no remote code. Everything wrong with a folder is a ModelFolderError with its remedy.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from dilaserve.errors import ModelFolderError
 from dilaserve_gpu_worker.checkpoint import Checkpoint
 from dilaserve_gpu_worker.device import default_dtype
+from dilaserve_gpu_worker.layout import beyond_last, block_names, tensor_shapes, top_names
 from dilaserve_gpu_worker.model_config import read_config, shard_config
 from dilaserve_gpu_worker.model_files import weights_hash
 from dilaserve_gpu_worker.models.config import ModelConfig
@@ -49,10 +50,11 @@ def load_model(
     shard = shard_config(config, peers.degree)
     with Checkpoint(folder) as checkpoint:
         dtype = dtype or default_dtype(device, checkpoint.dtype)
-        source = _Source(checkpoint, device, dtype, peers, packs and packing_pays(device, dtype))
-        if config.model_type == "Dream":
-            return Dream(shard, _dream_weights(source, config), peers)
-        return LLaDA(shard, _llada_weights(source, config), peers)
+        packs = packs and packing_pays(device, dtype)
+        source = _Source(checkpoint, tensor_shapes(config), device, dtype, peers, packs)
+        checkpoint.check_ends_before(beyond_last(config))
+        weights = _weights(source, config)
+    return (Dream if config.model_type == "Dream" else LLaDA)(shard, weights, peers)
 
 
 class _Source:
@@ -61,55 +63,47 @@ class _Source:
     def __init__(
         self,
         checkpoint: Checkpoint,
+        shapes: Mapping[str, tuple[int, ...]],
         device: torch.device,
         dtype: torch.dtype,
         peers: Peers,
         packs: bool,
     ) -> None:
         self._checkpoint = checkpoint
+        self._shapes = shapes
         self._device = device
         self._dtype = dtype
         self._peers = peers
         self._packs = packs
 
-    def whole(self, name: str, size: int) -> Tensor:
+    def whole(self, name: str) -> Tensor:
         """A vector that every rank needs."""
-        return self._take(name, (size,), ())
+        return self._take(name, ())
 
-    def rows(self, name: str, *shape: int) -> Tensor:
+    def rows(self, name: str) -> Tensor:
         """A matrix or vector, split by rows."""
-        return self._take(name, shape, (self._part(shape[0]),))
+        return self._take(name, (self._part(self._shapes[name][0]),))
 
-    def columns(self, name: str, n_rows: int, n_columns: int) -> Tensor:
+    def columns(self, name: str) -> Tensor:
         """A matrix, split by columns."""
-        return self._take(name, (n_rows, n_columns), (slice(None), self._part(n_columns)))
+        return self._take(name, (slice(None), self._part(self._shapes[name][1])))
 
-    def stack(self, *parts: tuple[str, *tuple[int, ...]]) -> Tensor:
+    def stack(self, *names: str) -> Tensor:
         """Matrices that read the same input, each split by rows, below one another."""
-        return torch.cat([self.rows(*part) for part in parts])
+        return torch.cat([self.rows(name) for name in names])
 
     def matrix(self, tensor: Tensor) -> Tensor:
         """One that is multiplied with, packed if that is wanted."""
         return packed(tensor) if self._packs else tensor
 
-    def end_before(self, block: str) -> None:
-        """Raises ModelFolderError where the checkpoint holds `block`, beyond config.json's last:
-        it would be left out silently."""
-        name = f"{block}.weight"
-        if self._checkpoint.has(name):
-            raise ModelFolderError(
-                f"{self._checkpoint.folder} holds {name}, beyond the last layer of config.json; "
-                "they do not belong together: download both again"
-            )
-
     def _part(self, size: int) -> slice:
         width = size // self._peers.degree
         return slice(self._peers.rank * width, (self._peers.rank + 1) * width)
 
-    def _take(self, name: str, shape: tuple[int, ...], part: tuple[slice, ...]) -> Tensor:
+    def _take(self, name: str, part: tuple[slice, ...]) -> Tensor:
         # A copy: the file may change under a mapped tensor, and its alignment in the file must
         # not choose the kernel.
-        tensor = self._checkpoint.tensor(name, shape, part)
+        tensor = self._checkpoint.tensor(name, self._shapes[name], part)
         tensor = tensor.to(self._device, self._dtype, copy=True).contiguous()
         _check_finite(self._checkpoint.folder, name, tensor)
         return tensor
@@ -126,98 +120,27 @@ def _check_finite(folder: Path, name: str, tensor: Tensor) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Names:
-    """Tensors of one block, without `.weight`."""
-
-    attn_norm: str
-    q: str
-    k: str
-    v: str
-    attn_out: str
-    ff_norm: str
-    gate: str
-    up: str
-    down: str
-
-
-def _llada_weights(source: _Source, config: ModelConfig) -> Weights:
-    v, d = config.vocab_size, config.d_model
-    embedding_VD = source.rows("model.transformer.wte.weight", v, d)
-    source.end_before(_llada_names(config.n_layers).attn_norm)
-    layers = [
-        LayerWeights(**_block(source, config, _llada_names(i)), qkv_bias_X=None)
-        for i in range(config.n_layers)
-    ]
+def _weights(source: _Source, config: ModelConfig) -> Weights:
+    top = top_names(config)
+    embedding_VD = source.rows(top.embedding)
     return Weights(
         embedding_VD=embedding_VD,
-        layers=layers,
-        final_norm_D=source.whole("model.transformer.ln_f.weight", d),
-        head_VD=source.matrix(
-            embedding_VD
-            if config.tied_head
-            else source.rows("model.transformer.ff_out.weight", v, d)
-        ),
+        layers=[_layer(source, config, index) for index in range(config.n_layers)],
+        final_norm_D=source.whole(top.final_norm),
+        head_VD=source.matrix(embedding_VD if config.tied_head else source.rows(top.head)),
     )
 
 
-def _llada_names(index: int) -> _Names:
-    names = ("attn_norm", "q_proj", "k_proj", "v_proj", "attn_out", "ff_norm", "ff_proj", "up_proj")
-    return _Names(*(f"model.transformer.blocks.{index}.{name}" for name in (*names, "ff_out")))
-
-
-def _dream_weights(source: _Source, config: ModelConfig) -> Weights:
-    v, d = config.vocab_size, config.d_model
-    embedding_VD = source.rows("model.embed_tokens.weight", v, d)
-    source.end_before(f"model.layers.{config.n_layers}.input_layernorm")
-    return Weights(
-        embedding_VD=embedding_VD,
-        layers=[_dream_layer(source, config, index) for index in range(config.n_layers)],
-        final_norm_D=source.whole("model.norm.weight", d),
-        head_VD=source.matrix(
-            embedding_VD if config.tied_head else source.rows("lm_head.weight", v, d)
-        ),
+def _layer(source: _Source, config: ModelConfig, index: int) -> LayerWeights:
+    names = block_names(config, index)
+    qkv = (names.q, names.k, names.v)
+    has_bias = config.model_type == "Dream"
+    return LayerWeights(
+        attn_norm_D=source.whole(f"{names.attn_norm}.weight"),
+        qkv_XD=source.matrix(source.stack(*(f"{name}.weight" for name in qkv))),
+        qkv_bias_X=source.stack(*(f"{name}.bias" for name in qkv)) if has_bias else None,
+        attn_out_DX=source.matrix(source.columns(f"{names.attn_out}.weight")),
+        ff_norm_D=source.whole(f"{names.ff_norm}.weight"),
+        gate_up_YD=source.matrix(source.stack(f"{names.gate}.weight", f"{names.up}.weight")),
+        down_DF=source.matrix(source.columns(f"{names.down}.weight")),
     )
-
-
-def _dream_layer(source: _Source, config: ModelConfig, index: int) -> LayerWeights:
-    block = f"model.layers.{index}"
-    attention, mlp = f"{block}.self_attn", f"{block}.mlp"
-    names = _Names(
-        attn_norm=f"{block}.input_layernorm",
-        q=f"{attention}.q_proj",
-        k=f"{attention}.k_proj",
-        v=f"{attention}.v_proj",
-        attn_out=f"{attention}.o_proj",
-        ff_norm=f"{block}.post_attention_layernorm",
-        gate=f"{mlp}.gate_proj",
-        up=f"{mlp}.up_proj",
-        down=f"{mlp}.down_proj",
-    )
-    n_q, n_kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-    bias_X = source.stack(
-        (f"{names.q}.bias", n_q), (f"{names.k}.bias", n_kv), (f"{names.v}.bias", n_kv)
-    )
-    return LayerWeights(**_block(source, config, names), qkv_bias_X=bias_X)
-
-
-def _block(source: _Source, config: ModelConfig, names: _Names) -> dict[str, Tensor]:
-    """What the blocks of both families have."""
-    d, f = config.d_model, config.d_ff
-    n_q, n_kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-    return {
-        "attn_norm_D": source.whole(f"{names.attn_norm}.weight", d),
-        "qkv_XD": source.matrix(
-            source.stack(
-                (f"{names.q}.weight", n_q, d),
-                (f"{names.k}.weight", n_kv, d),
-                (f"{names.v}.weight", n_kv, d),
-            )
-        ),
-        "attn_out_DX": source.matrix(source.columns(f"{names.attn_out}.weight", d, n_q)),
-        "ff_norm_D": source.whole(f"{names.ff_norm}.weight", d),
-        "gate_up_YD": source.matrix(
-            source.stack((f"{names.gate}.weight", f, d), (f"{names.up}.weight", f, d))
-        ),
-        "down_DF": source.matrix(source.columns(f"{names.down}.weight", d, f)),
-    }
