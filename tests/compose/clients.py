@@ -46,16 +46,20 @@ def body(seed: int, **more: object) -> dict[str, object]:
     }
 
 
-def complete(client: httpx.Client, seed: int) -> str:
-    answer = client.post("/v1/completions", json=body(seed))
+LONG = {"max_tokens": 512, "min_confidence": 1.0}
+"""One token a step: a stream that takes seconds, so that somebody can be killed meanwhile."""
+
+
+def complete(client: httpx.Client, seed: int, **more: object) -> str:
+    answer = client.post("/v1/completions", json=body(seed, **more))
     answer.raise_for_status()
     return str(answer.json()["choices"][0]["text"])
 
 
-def stream(client: httpx.Client, seed: int) -> str:
+def stream(client: httpx.Client, seed: int, **more: object) -> str:
     """The text; raises for a stream that ends without a finish."""
     text, finish = "", None
-    with client.stream("POST", "/v1/completions", json=body(seed, stream=True)) as answer:
+    with client.stream("POST", "/v1/completions", json=body(seed, stream=True, **more)) as answer:
         answer.raise_for_status()
         for line in answer.iter_lines():
             if line.startswith("data: ") and line != "data: [DONE]":

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from dilaserve.telemetry import METRICS
 
 from . import engine as docker
-from .clients import FETCH, complete, instances, report, stream, timed, wait_for
+from .clients import FETCH, LONG, complete, instances, report, stream, timed, wait_for
 
 pytestmark = [
     pytest.mark.compose,
@@ -97,10 +97,10 @@ def test_a_killed_worker_container_costs_no_stream_and_comes_back(
 ) -> None:
     seeds = range(10, 26)
     with ThreadPoolExecutor(len(seeds)) as pool:
-        undisturbed = list(pool.map(lambda seed: complete(client, seed), seeds))
+        undisturbed = list(pool.map(lambda seed: complete(client, seed, **LONG), seeds))
         victim = stack.containers("gpu-worker")[0]
         hostname = victim["Config"]["Hostname"]
-        streams = [pool.submit(stream, client, seed) for seed in seeds]
+        streams = [pool.submit(stream, client, seed, **LONG) for seed in seeds]
         wait_for(
             "the victim's first request",
             lambda: any(
