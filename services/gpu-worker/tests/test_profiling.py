@@ -27,27 +27,23 @@ from dilaserve.profiles import (
 from dilaserve_gpu_worker import profile_command
 from dilaserve_gpu_worker.engine.engine import Engine
 from dilaserve_gpu_worker.engine.types import BatchOutput
+from dilaserve_gpu_worker.engine.validate import Limits
 from dilaserve_gpu_worker.models.model import Model
 from dilaserve_gpu_worker.models.products import packing_pays
 from dilaserve_gpu_worker.profile_command import profile, with_point
-from dilaserve_gpu_worker.profiling import Effort, Grid, Limits, Load, left_out, loads_of, measure
+from dilaserve_gpu_worker.profiling import Effort, Grid, Load, left_out, loads_of, measure
 from dilaserve_scheduler.settings import SchedulerSettings
 
 GRID = Grid(lengths=(16, 48, 1024), rows=(1, 4, 64), n_output=16, block_length=8)
 EFFORT = Effort(n_warm_up=1, n_passes=9, seconds=1e9)
 
 
-def limits(cache_mode: str, n_kv_tokens: int = 1024) -> Limits:
-    return Limits(
-        cache_mode=cache_mode,
-        max_sequence_length=512,
-        max_batch_tokens=256,
-        n_kv_tokens=n_kv_tokens,
-    )
+def limits(n_kv_tokens: int | None = 1024) -> Limits:
+    return Limits(100, max_sequence_length=512, max_batch_tokens=256, n_kv_tokens=n_kv_tokens)
 
 
-def loads(cache_mode: str, n_kv_tokens: int = 1024) -> list[Load]:
-    return loads_of(GRID, limits(cache_mode, n_kv_tokens))
+def loads(cache_mode: CacheMode, n_kv_tokens: int | None = 1024) -> list[Load]:
+    return loads_of(GRID, cache_mode, limits(n_kv_tokens))
 
 
 def test_loads_are_those_that_fit() -> None:
@@ -63,30 +59,30 @@ def test_loads_are_those_that_fit() -> None:
         ("recompute", 4, 48, 192),
     ]
     assert {load.n_rows for load in loads("dual", n_kv_tokens=47)} == {1}
-    assert {load.kind for load in loads("none", n_kv_tokens=0)} == {"recompute"}
+    assert {load.kind for load in loads("none", n_kv_tokens=None)} == {"recompute"}
     assert {(load.length, load.n_tokens) for load in loads("prefix") if load.kind == "cache"} == {
         (16, 8), (16, 32), (48, 16), (48, 64)
     }  # fmt: skip
 
 
 def test_what_is_left_out_is_told_with_the_reason() -> None:
-    assert left_out(GRID, limits("dual")) == [
+    assert left_out(GRID, "dual", limits()) == [
         "recompute 64 x 16, 64 x 48: above the 256 tokens of a pass (--max-batch-tokens)",
         "lengths 1024: above the model's 512 tokens",
         "cache 64 x 16, 64 x 48: above the 256 tokens of a pass (--max-batch-tokens)",
     ]
-    assert left_out(GRID, limits("dual", n_kv_tokens=128))[-1] == (
+    assert left_out(GRID, "dual", limits(128))[-1] == (
         "cache 4 x 48: above the KV pool of 128 tokens"
     )
     assert "lengths 300: above the 256 tokens of a pass (--max-batch-tokens)" in left_out(
-        replace(GRID, lengths=[16, 300]), limits("none")
+        replace(GRID, lengths=[16, 300]), "none", limits(None)
     )
 
 
 def test_nothing_is_left_out_of_a_grid_that_fits() -> None:
     grid = replace(GRID, lengths=[16, 48], rows=[1, 4])
-    assert left_out(grid, limits("dual")) == []
-    assert len(loads_of(grid, limits("dual"))) == 8
+    assert left_out(grid, "dual", limits()) == []
+    assert len(loads_of(grid, "dual", limits())) == 8
 
 
 class WatchedEngine(Engine):

@@ -17,7 +17,7 @@ from dilaserve_gpu_worker.engine.engine import Engine
 from dilaserve_gpu_worker.engine.graphs import GraphOptions
 from dilaserve_gpu_worker.engine.types import Credit, EngineRequest
 from dilaserve_gpu_worker.models.model import Model
-from dilaserve_gpu_worker.profiling import Effort, Grid, Limits, Load, loads_of, measure
+from dilaserve_gpu_worker.profiling import Effort, Grid, Load, loads_of, measure
 
 __all__ = ["Batching", "GpuReport", "Passes", "TableRow", "Workload", "measure_gpu"]
 
@@ -155,13 +155,7 @@ def _table(
     peaks: tuple[float, float | None],
 ) -> Iterator[TableRow]:
     config = passes.model.config
-    limits = Limits(
-        cache_mode="dual",
-        max_sequence_length=config.max_sequence_length,
-        max_batch_tokens=passes.max_batch_tokens,
-        n_kv_tokens=engine.n_free_kv_tokens,
-    )
-    for load in loads_of(workload.grid, limits):
+    for load in loads_of(workload.grid, "dual", engine.limits):
         if has_graphs and load.kind != "cache":
             continue
         seconds = measure(engine, config, workload.grid, load, workload.effort).seconds

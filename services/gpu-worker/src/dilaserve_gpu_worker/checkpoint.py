@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 import torch
 from torch import Tensor
@@ -20,37 +19,21 @@ _DTYPES = {
 """What tensors of each of STORED_TYPES are computed in."""
 
 
-class Checkpoint:
-    """Named tensors of a folder, memory-mapped; a context manager that closes the files."""
+class Checkpoint(TensorFiles):
+    """Named tensors of a folder, on the CPU."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._files = TensorFiles(folder, "pt")
-
-    def __enter__(self) -> Checkpoint:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._files.__exit__(kind, error, trace)
+        super().__init__(folder, "pt")
 
     @property
     def dtype(self) -> torch.dtype:
         """Type to compute the stored tensors in, fp32 where theirs differ."""
-        stored = {self._files.stored_type(name) for name in self._files.names}
+        stored = {self.stored_type(name) for name in self.names}
         return _DTYPES.get(stored.pop(), torch.float32) if len(stored) == 1 else torch.float32
 
     def tensor(self, name: str, shape: Sequence[int], part: tuple[slice, ...] = ()) -> Tensor:
-        """The tensor `name` on the CPU, as stored, or a part of it; nothing else is read. Raises
-        ModelFolderError as TensorFiles.check does."""
-        self._files.check(name, shape)
-        tensor: Tensor = self._files.read(name, part)
+        """The tensor `name` as stored, or a part of it; nothing else is read. Raises
+        ModelFolderError as `check` does."""
+        self.check(name, shape)
+        tensor: Tensor = self.read(name, part)
         return tensor
-
-    def check_ends_before(self, name: str) -> None:
-        """See TensorFiles."""
-        self._files.check_ends_before(name)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from safetensors import SafetensorError, safe_open
 
@@ -69,7 +69,7 @@ class TensorFiles:
         for path in weight_files(folder):
             self._add(path)
 
-    def __enter__(self) -> TensorFiles:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -118,25 +118,19 @@ def _measure_degree(
     settings: WorkerSettings, degree: int, grid: Grid, effort: Effort, out: Path
 ) -> None:
     from dilaserve_gpu_worker.model_config import read_config
-    from dilaserve_gpu_worker.profiling import Limits, left_out, loads_of, measure
+    from dilaserve_gpu_worker.profiling import left_out, loads_of, measure
 
     config = read_config(Path(settings.model))
     with _engine(settings, degree) as engine:
         profiles = _going_on(out, _fresh(settings, grid, engine))
-        limits = Limits(
-            cache_mode=settings.cache_mode,
-            max_sequence_length=config.max_sequence_length,
-            max_batch_tokens=settings.max_batch_tokens,
-            n_kv_tokens=engine.n_free_kv_tokens,
-        )
-        loads = loads_of(grid, limits)
+        loads = loads_of(grid, settings.cache_mode, engine.limits)
         if not loads:
             raise ProfileError(
                 f"no length of --lengths fits into a pass of {settings.max_batch_tokens} tokens, "
                 f"the model's {config.max_sequence_length} and a KV pool of "
                 f"{engine.n_free_kv_tokens}; use shorter ones"
             )
-        for line in left_out(grid, limits):
+        for line in left_out(grid, settings.cache_mode, engine.limits):
             typer.echo(f"TP-{degree} is measured without {line}", err=True)
         done = {(p.kind, p.n_tokens, p.n_rows, p.n_keys) for p in _points(profiles, degree)}
         left = [load for load in loads if load.key not in done]

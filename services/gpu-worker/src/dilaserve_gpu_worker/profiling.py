@@ -11,23 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dilaserve.messages import StepKind
+from dilaserve.messages import CacheMode, StepKind
 from dilaserve.profiles import Point
 from dilaserve.store.records import MASKED, DecodingSpec
 from dilaserve_gpu_worker.engine.engine import Engine
 from dilaserve_gpu_worker.engine.types import BatchOutput, Credit, EngineRequest
+from dilaserve_gpu_worker.engine.validate import Limits
 from dilaserve_gpu_worker.models.config import ModelConfig
 
-__all__ = [
-    "FEWEST_PASSES",
-    "Effort",
-    "Grid",
-    "Limits",
-    "Load",
-    "left_out",
-    "loads_of",
-    "measure",
-]
+__all__ = ["FEWEST_PASSES", "Effort", "Grid", "Load", "left_out", "loads_of", "measure"]
 
 ONE_TOKEN = 1.0
 """No confidence exceeds it, so that a block of B tokens has B - 1 cache steps."""
@@ -74,48 +66,24 @@ class Load:
         return self.kind, self.n_tokens, self.n_rows, self.length
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a load must fit into. Tokens."""
-
-    cache_mode: str
-    max_sequence_length: int
-    max_batch_tokens: int
-    n_kv_tokens: int
-
-    def is_too_long(self, length: int) -> bool:
-        """Whether not even one request of this length fits into the model or a pass."""
-        return length > min(self.max_sequence_length, self.max_batch_tokens)
-
-    def why_not(self, load: Load) -> str | None:
-        """What is exceeded; None where it fits."""
-        if load.length > self.max_sequence_length:
-            return f"above the model's {self.max_sequence_length} tokens"
-        if max(load.length, load.n_tokens) > self.max_batch_tokens:
-            return f"above the {self.max_batch_tokens} tokens of a pass (--max-batch-tokens)"
-        if self.cache_mode != "none" and load.n_rows * load.length > self.n_kv_tokens:
-            return f"above the KV pool of {self.n_kv_tokens} tokens"
-        return None
-
-
-def loads_of(grid: Grid, limits: Limits) -> list[Load]:
+def loads_of(grid: Grid, cache_mode: CacheMode, limits: Limits) -> list[Load]:
     """Every load of the grid that fits into a pass and into the KV pool, small ones first.
 
     Without a cache there are no cache steps; in `prefix` mode they compute the whole output.
     """
-    loads = _all_loads(grid, limits.cache_mode)
-    fitting = (load for load in loads if limits.why_not(load) is None)
+    loads = _all_loads(grid, cache_mode)
+    fitting = (load for load in loads if _why_not(load, limits) is None)
     return sorted(fitting, key=lambda load: (load.kind, load.length, load.n_rows))
 
 
-def left_out(grid: Grid, limits: Limits) -> list[str]:
+def left_out(grid: Grid, cache_mode: CacheMode, limits: Limits) -> list[str]:
     """The loads of the grid that are not measured, a line for each reason and kind."""
     found: dict[tuple[str, str], dict[str, None]] = {}
-    for load in _all_loads(grid, limits.cache_mode):
-        reason = limits.why_not(load)
+    for load in _all_loads(grid, cache_mode):
+        reason = _why_not(load, limits)
         if reason is None:
             continue
-        if limits.is_too_long(load.length):
+        if load.length > min(limits.max_sequence_length, limits.max_batch_tokens):
             found.setdefault((reason, "lengths"), {})[str(load.length)] = None
         else:
             found.setdefault((reason, load.kind), {})[f"{load.n_rows} x {load.length}"] = None
@@ -191,7 +159,19 @@ def _remove(engine: Engine, requests: Sequence[EngineRequest]) -> None:
         engine.remove(request.request_id)
 
 
-def _all_loads(grid: Grid, cache_mode: str) -> list[Load]:
+def _why_not(load: Load, limits: Limits) -> str | None:
+    """What a load exceeds; None where it fits."""
+    if load.length > limits.max_sequence_length:
+        return f"above the model's {limits.max_sequence_length} tokens"
+    if max(load.length, load.n_tokens) > limits.max_batch_tokens:
+        return f"above the {limits.max_batch_tokens} tokens of a pass (--max-batch-tokens)"
+    n_kv_tokens = limits.n_kv_tokens
+    if n_kv_tokens is not None and load.n_rows * load.length > n_kv_tokens:
+        return f"above the KV pool of {n_kv_tokens} tokens"
+    return None
+
+
+def _all_loads(grid: Grid, cache_mode: CacheMode) -> list[Load]:
     kinds: tuple[StepKind, ...] = ("recompute",) if cache_mode == "none" else ("recompute", "cache")
     return [
         Load(kind, n_rows, length, n_rows * _row_tokens(grid, kind, cache_mode, length))

@@ -127,6 +127,6 @@ def _rows(x_THA: Tensor, part: _Part) -> Tensor:
     if x_THA.stride(0) * x_THA.itemsize % ALIGNMENT == 0:
         return rows_BQHA
     n_tokens = rows_BQHA.shape[1]
-    n_wide = n_tokens + -n_tokens % ALIGNMENT
+    n_wide = n_tokens + -n_tokens % ALIGNMENT  # so many tokens fill vectors, whatever one takes
     wide_BQHA = x_THA.new_empty(part.n_rows, n_wide, *x_THA.shape[1:])
     return wide_BQHA[:, :n_tokens].copy_(rows_BQHA)

@@ -19,26 +19,24 @@ class PageAllocator:
 
     def __init__(self, n_pages: int) -> None:
         self._is_free = np.ones(n_pages, np.bool_)
-        self._n_free = n_pages
 
     @property
     def n_free(self) -> int:
         """Pages that can be taken."""
-        return self._n_free
+        return int(np.count_nonzero(self._is_free))
 
     def take(self, n_pages: int) -> list[int]:
         """Take `n_pages` pages, the first that follow each other where there are such, since
         attention reads them where they lie (see attention.sdpa); the caller has looked at
         `n_free`."""
-        if n_pages > self._n_free:
-            raise ValueError(f"{n_pages} KV pages wanted, {self._n_free} free")
         free = np.flatnonzero(self._is_free)
+        if n_pages > len(free):
+            raise ValueError(f"{n_pages} KV pages wanted, {len(free)} free")
         spans = free[n_pages - 1 :] - free[: len(free) - n_pages + 1] if n_pages else free
         together = np.flatnonzero(spans == n_pages - 1)
         first = together[0] if len(together) else 0
         pages = free[first : first + n_pages]
         self._is_free[pages] = False
-        self._n_free -= n_pages
         taken: list[int] = pages.tolist()
         return taken
 
@@ -48,7 +46,6 @@ class PageAllocator:
             if self._is_free[page]:
                 raise ValueError(f"KV page {page} given back twice")
             self._is_free[page] = True
-            self._n_free += 1
 
 
 class KVPool:
