@@ -73,8 +73,8 @@ def engine(
     pack_weights: PackWeights = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Throughput of the bare engine against its matrix products and attention alone: as torch
-    computes them (of bare), and with products as the engine computes them (of kernels)."""
+    """Throughput of the bare engine against its matrix products and attention alone: as the
+    engine computes them (of bare), and with products as torch computes them (of torch)."""
     at_a_time = _each("--concurrency", concurrency, Count)
     cases = [(mode, n) for mode in _each("--modes", modes, CacheMode) for n in at_a_time]
     outputs = _each("--mixed", mixed, Count)

@@ -38,13 +38,12 @@ def json_of(report: EngineReport) -> str:
 def lines_of(report: EngineReport) -> Iterator[str]:
     """Tables and sentences."""
     yield (
-        "mode    at a time  tokens/s  step ms  outside forward  outside kernels  of bare  "
-        "of kernels"
+        "mode    at a time  tokens/s  step ms  outside forward  outside kernels  of bare  of torch"
     )
     yield from map(_line, report.rows)
     yield (
-        f"of bare: by its products and attention as torch computes them; of kernels: with products "
-        f"as the engine computes them, here with {report.products} matrices"
+        f"of bare: by its products and attention alone, as the engine computes them, here with "
+        f"{report.products} matrices; of torch: with products as torch computes them"
     )
     for name, parts in report.left.items():
         shares = [f"{part.operator} {100 * part.share:.1f} %" for part in parts[:6]]
@@ -58,7 +57,7 @@ def _line(row: EngineRow) -> str:
     return (
         f"{row.mode:6}  {row.concurrency:9}  {row.tokens_per_s:8.0f}  {row.step_ms:7.2f}  "
         f"{row.outside_forward:15.3f}  {row.outside_kernels:15.3f}  {row.of_bare:7.3f}  "
-        f"{row.of_kernels:10.3f}"
+        f"{row.of_torch:8.3f}"
     )
 
 

@@ -42,11 +42,11 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
     outside_kernels: float
     """Not in matrix products or attention, by torch's profiler, whose own cost is in it."""
     of_bare: float
-    """Throughput by that of the matrix products and the attention alone, at the same shapes and as
-    torch computes them by itself (F.linear): above 1 where the engine computes them faster."""
-    of_kernels: float
-    """The same with the products that the engine calls, of packed matrices where its own are: what
-    its pass costs beside its kernels. `of_bare` where they are plain."""
+    """Throughput by that of the matrix products and the attention alone, at the same shapes and
+    with the products that the engine calls, of packed matrices where its own are."""
+    of_torch: float
+    """The same with products as torch computes them by itself (F.linear): above 1 where the engine
+    computes them faster, and `of_bare` where its matrices are plain."""
 
 
 class Left(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,17 +62,18 @@ class Left(msgspec.Struct, frozen=True, kw_only=True):
 class _Beside:
     """What is timed beside a pass."""
 
-    bare: BareProducts
-    kernels: BareProducts | None
-    """None: the same."""
+    plain: BareProducts
+    packed: BareProducts | None
+    """None where the engine's own are plain."""
 
 
 @dataclass(slots=True)
 class _Round:
     step_s: float = 0.0
     forward_s: float = 0.0
-    bare_s: float = 0.0
-    kernels_s: float = 0.0
+    plain_s: float = 0.0
+    own_s: float = 0.0
+    """With products as the engine's own."""
     n_tokens: int = 0
 
 
@@ -90,8 +91,8 @@ def measure_row(
     """Rounds of `n_passes` each, after one to warm up; every pass is followed by the bare
     products at its shapes, so that both see the same machine. `name`: mode and concurrency.
     `reached` is called after each of the `n_rounds` + 2 parts: the last one is the profiler's."""
-    kernels = BareProducts(model, is_packed=True) if model.is_packed else None
-    beside = _Beside(BareProducts(model), kernels)
+    packed = BareProducts(model, is_packed=True) if model.is_packed else None
+    beside = _Beside(BareProducts(model), packed)
     device_clock = _waiting(clock, model.device)
     _, *rounds = [
         _round(engine, feed, beside, n_passes, device_clock, reached) for _ in range(1 + n_rounds)
@@ -105,8 +106,8 @@ def measure_row(
         step_ms=_median(rounds, lambda r: 1000 * r.step_s / n_passes),
         outside_forward=_median(rounds, lambda r: 1 - r.forward_s / r.step_s),
         outside_kernels=sum(each.share for each in left),
-        of_bare=_median(rounds, lambda r: r.bare_s / r.step_s),
-        of_kernels=_median(rounds, lambda r: r.kernels_s / r.step_s),
+        of_bare=_median(rounds, lambda r: r.own_s / r.step_s),
+        of_torch=_median(rounds, lambda r: r.plain_s / r.step_s),
     )
     return row, left[:N_LEFT]
 
@@ -151,10 +152,10 @@ def _round(
     for _ in range(n_passes):
         feed.fill()
         plan = _pass(engine, feed, taken, clock)
-        batch = build_batch(plan.rows, beside.bare.shift)
-        bare_s = _seconds(beside.bare, batch, clock)
-        taken.bare_s += bare_s
-        taken.kernels_s += _seconds(beside.kernels, batch, clock) if beside.kernels else bare_s
+        batch = build_batch(plan.rows, beside.plain.shift)
+        plain_s = _seconds(beside.plain, batch, clock)
+        taken.plain_s += plain_s
+        taken.own_s += _seconds(beside.packed, batch, clock) if beside.packed else plain_s
     reached()
     return taken
 
