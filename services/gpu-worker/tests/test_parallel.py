@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -159,7 +159,7 @@ def test_eight_ranks_of_one_head_each() -> None:
     """The bundled model, whose heads divide by eight."""
     folder = find_model(None, {})
     prompts = np.random.default_rng(8).integers(4, 100, (4, 40)).tolist()
-    shape: dict[str, Any] = {"gen_length": 64, "block_length": 32, "threshold": 0.7}
+    shape = {"gen_length": 64, "block_length": 32, "threshold": 0.7}
     whole = Engine(load_model(folder), cache_mode="dual", n_kv_tokens=4096, max_batch_tokens=8192)
     with group(folder, 8) as (engine, _, model):
         assert model.config.n_heads == 1
@@ -315,6 +315,25 @@ def test_a_rank_that_hangs_is_given_up(golden_folder: Path) -> None:
         with pytest.raises(EngineLostError, match="does not answer"):
             run(engine)
         assert time.monotonic() - began < 60
+
+
+def test_a_rank_that_ends_before_it_is_told_anything_is_named(
+    golden_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start_and_kill(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(start(*arguments, **options))
+        started[0].kill()
+        started[0].wait()
+        return started[0]
+
+    start = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", start_and_kill)
+    with pytest.raises(EngineLostError, match="rank 1 of"), group(golden_folder, 2):
+        pass
+    with suppress(BrokenPipeError), started[0]:
+        pass  # closes its pipes
 
 
 def test_a_rank_that_is_stopped_is_silent_and_in_the_end_lost(

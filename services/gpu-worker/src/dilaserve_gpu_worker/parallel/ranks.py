@@ -71,7 +71,7 @@ class Ranks:
         rank 0; returns what fits into each. Raises EngineLostError when one has ended."""
         n_fit = min([n_kv_tokens, *(self._loaded(rank).n_kv_tokens for rank in self._ranks)])
         for rank in self._ranks:
-            self._send(rank, Start(n_kv_tokens=n_fit))
+            _send(rank, Start(n_kv_tokens=n_fit))
         self.peers.join(self._port)
         return n_fit
 
@@ -79,7 +79,7 @@ class Ranks:
         """Have every rank compute `batch`. Raises EngineLostError when one has ended."""
         data = pack_batch(batch)
         for rank in self._ranks:
-            self._send(rank, data)
+            _send(rank, data)
 
     def watch(self, lost: Callable[[EngineLostError], None]) -> None:
         """Call `lost`, in a thread of its own, when a rank ends, or hangs for long, before
@@ -119,12 +119,6 @@ class Ranks:
         if data is None:
             raise _ended(rank)
         return msgspec.msgpack.decode(data, type=Loaded)
-
-    def _send(self, rank: _Rank, value: object) -> None:
-        try:
-            write_frame(rank.orders, value)
-        except (BrokenPipeError, ValueError) as error:  # ValueError: closed by `close`
-            raise _ended(rank) from error
 
     def _await_end(self, rank: _Rank, lost: Callable[[EngineLostError], None]) -> None:
         rank.process.wait()
@@ -195,8 +189,16 @@ def _start(spec: RankSpec) -> _Rank:
     assert process.stdin is not None
     assert process.stdout is not None
     rank = _Rank(spec.rank, process, process.stdin, process.stdout)
-    write_frame(rank.orders, spec)
+    _send(rank, spec)
     return rank
+
+
+def _send(rank: _Rank, value: object) -> None:
+    """Raises EngineLostError when it has ended."""
+    try:
+        write_frame(rank.orders, value)
+    except (BrokenPipeError, ValueError) as error:  # ValueError: closed by `close`
+        raise _ended(rank) from error
 
 
 def _ended(rank: _Rank) -> EngineLostError:
