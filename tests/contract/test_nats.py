@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
+import struct
+from asyncio import StreamReader, StreamWriter
 from collections.abc import Callable
 
 import pytest
@@ -54,6 +57,28 @@ async def test_a_refused_login_is_told(make_server: MakeServer) -> None:
     bus = await connect_nats(server.url.replace("//", "//u:p@"), name="known")
     await settled(bus)
     await bus.close()
+
+
+async def test_what_a_server_said_outlives_its_reset() -> None:
+    n_met = 0
+
+    async def refuse_then_reset(reader: StreamReader, writer: StreamWriter) -> None:
+        nonlocal n_met
+        n_met += 1
+        if n_met == 1:
+            writer.write(b'INFO {"max_payload": 1048576}\r\n')
+            await reader.readuntil(b"PING\r\n")
+            writer.write(b"-ERR 'Authorization Violation'\r\n")
+        else:
+            linger = struct.pack("ii", 1, 0)  # close() resets
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        writer.close()
+
+    async with await asyncio.start_server(refuse_then_reset, "127.0.0.1", 0) as server:
+        url = f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(BusUnavailableError, match="Authorization Violation"):
+            await connect_nats(url, name="anonymous", start_timeout_s=0.5)
+    assert n_met > 1
 
 
 async def test_a_connection_closed_for_good_is_told(nats_url: str) -> None:

@@ -228,7 +228,8 @@ class NatsBus:
             self.counts.n_slow_consumers += 1
             logger.warning("dropped a message on %s: its handler is too slow", error.subject)
             return
-        self.last_error = error
+        if not (isinstance(error, ConnectionResetError) and self.last_error):
+            self.last_error = error  # a server resets a connection after it has said why
         if not self._client.is_connected and not self._announced:
             self._announced = True
             logger.warning("waiting for NATS at %s (%r)", self._shown, error)
