@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import pytest
 import torch
 
-from dilaserve_gpu_worker.transfer import StaticArrays, fetch, put
+from dilaserve_gpu_worker.transfer import Array, StaticArrays, fetch, fetch_packed, put
 
 CPU = torch.device("cpu")
 ARRAYS = [
@@ -19,7 +21,7 @@ ARRAYS = [
 def test_arrays_arrive_as_they_are() -> None:
     for tensors in (put(ARRAYS, CPU), StaticArrays(ARRAYS, CPU).tensors):
         for array, tensor in zip(ARRAYS, tensors, strict=True):
-            assert np.array_equal(fetch(tensor), array)
+            assert np.array_equal(tensor.numpy(), array)
             assert tensor.numpy().dtype == array.dtype
             assert tensor.shape == array.shape
             assert tensor.is_contiguous()
@@ -31,6 +33,16 @@ def test_arrays_go_to_another_device_in_one_piece() -> None:
     for array, tensor in zip(ARRAYS, tensors, strict=True):
         assert (tensor.shape, tensor.device.type) == (array.shape, "meta")
         assert tensor.itemsize == array.itemsize
+
+
+@pytest.mark.parametrize("fetched", [fetch, fetch_packed])
+def test_what_is_fetched_is_what_was_there(
+    fetched: Callable[[Sequence[torch.Tensor]], list[Array]],
+) -> None:
+    arrays = [np.array([0.1, 0.7], np.float32), np.array([2**53]), *ARRAYS]
+    for array, got in zip(arrays, fetched(put(arrays, CPU)), strict=True):
+        assert np.array_equal(got, array)
+        assert (got.dtype, got.shape) == (array.dtype, array.shape)
 
 
 def test_static_arrays_keep_their_place() -> None:

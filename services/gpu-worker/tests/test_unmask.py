@@ -7,26 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dilaserve_gpu_worker.engine.types import NotFiniteError
-from dilaserve_gpu_worker.engine.unmask import Candidates, choose, select
+from dilaserve_gpu_worker.engine.unmask import choose, select
 
 MASK_ID = 3
 
 
-def candidates(*request_lengths: int) -> Candidates:
-    """Greedy candidates at positions 0, 1, … of each request."""
-    n = sum(request_lengths)
-    return Candidates(
-        request_N=np.repeat(np.arange(len(request_lengths)), request_lengths),
-        position_N=np.concatenate([np.arange(length) for length in request_lengths]),
-        step_N=np.ones(n, np.int64),
-        seed_N=np.zeros(n, np.uint64),
-        temperature_N=np.zeros(n),
-        top_p_N=np.ones(n),
-    )
-
-
 def choose_from(rows: list[list[float]]) -> tuple[list[int], list[float]]:
-    tokens, confidences = choose(torch.tensor(rows), MASK_ID, candidates(len(rows)))
+    tokens, confidences = choose(torch.tensor(rows), MASK_ID, len(rows))
     return tokens.tolist(), confidences.tolist()
 
 
@@ -34,7 +21,7 @@ def test_confidence_is_the_softmax_probability() -> None:
     logits = torch.randn(40, 50, generator=torch.Generator().manual_seed(0)) * 4
     expected = logits.double().softmax(-1).max(-1)
     logits[:, MASK_ID] = -50
-    tokens, confidences = choose(logits.clone(), MASK_ID, candidates(40))
+    tokens, confidences = choose(logits.clone(), MASK_ID, 40)
     is_other = expected.indices.numpy() != MASK_ID
     assert is_other.sum() > 30
     assert (tokens == expected.indices.numpy())[is_other].all()
@@ -63,7 +50,7 @@ def test_confidences_next_to_one_still_differ() -> None:
 
 
 def test_padding_rows_are_left_out() -> None:
-    tokens, confidences = choose(torch.zeros(32, 6), MASK_ID, candidates(2, 3))
+    tokens, confidences = choose(torch.zeros(32, 6), MASK_ID, 5)
     assert len(tokens) == len(confidences) == 5
 
 
@@ -72,53 +59,36 @@ def test_nan_fails_loudly() -> None:
         choose_from([[0.0, float("nan"), 0.0, 0.0]])
 
 
-def selected(
-    lengths: list[int], confidences: list[float], thresholds: list[float], quotas: list[int]
-) -> list[bool]:
-    chosen = select(
-        candidates(*lengths), np.array(confidences), np.array(thresholds), np.array(quotas)
-    )
-    flags: list[bool] = chosen.tolist()
+def selected(confidences: list[float], threshold: float, quota: int | None = None) -> list[bool]:
+    flags: list[bool] = select(np.array(confidences), threshold, quota).tolist()
     return flags
 
 
 def test_strictly_above_the_threshold() -> None:
-    assert selected([3], [0.95, 0.9, 0.91], [0.9], [0]) == [True, False, True]
+    assert selected([0.95, 0.9, 0.91], 0.9) == [True, False, True]
 
 
 def test_else_the_single_most_confident_and_of_equals_the_lowest_position() -> None:
-    assert selected([4], [0.2, 0.5, 0.5, 0.1], [0.9], [0]) == [False, True, False, False]
+    assert selected([0.2, 0.5, 0.5, 0.1], 0.9) == [False, True, False, False]
 
 
 def test_quota_takes_the_most_confident_whatever_the_threshold() -> None:
-    assert selected([4], [0.2, 0.5, 0.5, 0.1], [0.0], [2]) == [False, True, True, False]
-    assert selected([2], [0.2, 0.5], [0.9], [8]) == [True, True]
+    assert selected([0.2, 0.5, 0.5, 0.1], 0.0, 2) == [False, True, True, False]
+    assert selected([0.2, 0.5], 0.9, 8) == [True, True]
 
 
-@st.composite
-def batches(draw: st.DrawFn) -> tuple[list[int], list[float], list[float], list[int]]:
-    lengths = draw(st.lists(st.integers(1, 9), min_size=1, max_size=6))
-    level = st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])
-    confidences = [draw(level) for _ in range(sum(lengths))]
-    return (
-        lengths,
-        confidences,
-        [draw(level) for _ in lengths],
-        [draw(st.integers(0, 3)) for _ in lengths],
-    )
+LEVELS = st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])
 
 
-@given(batch=batches())
-def test_selection_is_that_of_each_request_alone(
-    batch: tuple[list[int], list[float], list[float], list[int]],
+@given(
+    confidences=st.lists(LEVELS, min_size=1, max_size=9),
+    threshold=LEVELS,
+    quota=st.none() | st.integers(1, 3),
+)
+def test_selection_is_what_its_words_say(
+    confidences: list[float], threshold: float, quota: int | None
 ) -> None:
-    lengths, confidences, thresholds, quotas = batch
-    expected, start = [], 0
-    for length, threshold, quota in zip(lengths, thresholds, quotas, strict=True):
-        own = confidences[start : start + length]
-        order = sorted(range(length), key=lambda i: (-own[i], i))
-        above = [i for i in order if own[i] > threshold]
-        chosen = order[:quota] if quota else above or order[:1]
-        expected += [i in chosen for i in range(length)]
-        start += length
-    assert selected(lengths, confidences, thresholds, quotas) == expected
+    order = sorted(range(len(confidences)), key=lambda i: (-confidences[i], i))
+    above = [i for i in order if confidences[i] > threshold]
+    chosen = order[:quota] if quota else above or order[:1]
+    assert selected(confidences, threshold, quota) == [i in chosen for i in range(len(confidences))]

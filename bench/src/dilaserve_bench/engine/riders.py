@@ -10,7 +10,7 @@ from copy import copy
 from dilaserve.messages import CacheMode
 from dilaserve_gpu_worker.engine.batch import place_of
 from dilaserve_gpu_worker.engine.engine import Engine, Plan
-from dilaserve_gpu_worker.engine.sequence import Row, Sequence
+from dilaserve_gpu_worker.engine.sequence import Ints, Row, Sequence
 from dilaserve_gpu_worker.engine.types import BatchOutput
 
 __all__ = ["Riders"]
@@ -37,14 +37,14 @@ class Riders:
         if plan is None:
             return None
         self._check_pages(plan)
-        before = {row.request_id: copy(row.sequence) for row in plan.rows}
+        pages = {row.request_id: (row.sequence.pages, row.sequence.slots) for row in plan.rows}
         rows = sorted([*plan.rows, *self._rows], key=place_of)
         scores = self._engine.forward(Plan(rows, plan.started_s))
         output = self._engine.unmask(plan, scores)
         self._rows += [
-            self._rider(before[step.request_id])
-            for step in output.steps
-            if step.finish_reason is not None
+            self._rider(row.sequence, *pages[row.request_id])
+            for row in plan.rows
+            if row.sequence.finish_reason is not None
         ]
         return output
 
@@ -66,7 +66,8 @@ class Riders:
                         "max_batch_tokens with which a whole batch starts in one pass"
                     )
 
-    def _rider(self, sequence: Sequence) -> Row:
-        """The cache row of its last block. `sequence` still has the pages that it had."""
-        sequence.cached_block = sequence.block
-        return sequence.next_row(self._cache_mode)
+    def _rider(self, sequence: Sequence, pages: list[int], slots: Ints) -> Row:
+        """The cache row of its last block, on the pages that it had."""
+        rider = copy(sequence)
+        rider.pages, rider.slots, rider.cached_block = pages, slots, sequence.block
+        return rider.next_row(self._cache_mode)

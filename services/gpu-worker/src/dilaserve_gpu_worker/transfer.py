@@ -5,7 +5,7 @@ that nobody waits for. Knows not what they mean.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,13 @@ Array = npt.NDArray[Any]
 
 _ALIGNMENT = 16
 """Bytes; as kernels want their vectors."""
-_DTYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32}
-_DTYPES |= {np.dtype(np.float64): torch.float64}
+_DTYPES: dict[np.dtype[Any], torch.dtype] = {
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.float32): torch.float32,
+    np.dtype(np.float64): torch.float64,
+}
+_NUMPY_DTYPES = {dtype: numpy_dtype for numpy_dtype, dtype in _DTYPES.items()}
 
 
 def put(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
@@ -31,10 +36,22 @@ def put(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
     return _views(_packed(arrays, device).to(device, non_blocking=True), arrays)
 
 
-def fetch(x: Tensor) -> Array:
-    """What the device has computed; waits for it."""
-    array: Array = x.cpu().numpy()
-    return array
+def fetch(tensors: Sequence[Tensor]) -> list[Array]:
+    """What the device has computed, in one copy; waits for it. On a CPU nothing is copied."""
+    if tensors[0].device.type == "cpu":
+        return [x.numpy() for x in tensors]
+    return fetch_packed(tensors)
+
+
+def fetch_packed(tensors: Sequence[Tensor]) -> list[Array]:
+    """The same for tensors on a device that is not the CPU. They travel as fp64, in which integers
+    up to 2**53 are exact."""
+    packed: Array = torch.cat([x.flatten().double() for x in tensors]).cpu().numpy()
+    ends = accumulate([x.numel() for x in tensors], initial=0)
+    return [
+        packed[start:end].astype(_NUMPY_DTYPES[x.dtype]).reshape(x.shape)
+        for x, (start, end) in zip(tensors, pairwise(ends), strict=True)
+    ]
 
 
 class StaticArrays:

@@ -6,9 +6,9 @@ Arrays are numpy's: cheap to build one by one, moved to the device at once by th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import numpy as np
 
@@ -43,49 +43,50 @@ class Batch:
 def build_batch(rows: Sequence[Row], shift: int) -> Batch:
     """Lay `rows` (sorted, see `place_of`) on one flat axis. `shift`: the model's
     ModelConfig.logit_shift."""
-    lengths = np.array([len(row.tokens) for row in rows])
-    starts = np.concatenate([[0], np.cumsum(lengths)])
-    positions = [np.arange(row.start, row.start + len(row.tokens)) for row in rows]
-    firsts = starts[:-1].tolist()
-    wanted = [_predictors(r, r.candidates, at, shift) for r, at in zip(rows, firsts, strict=True)]
-    outlook = [_predictors(r, r.outlook, at, shift) for r, at in zip(rows, firsts, strict=True)]
+    spans = [slice(row.start, row.start + row.n_tokens) for row in rows]
+    *firsts, n_tokens = accumulate([row.n_tokens for row in rows], initial=0)
+    placed = list(zip(rows, firsts, strict=True))
     return Batch(
-        tokens_T=_pad(np.concatenate([row.tokens for row in rows])),
-        positions_T=_pad(np.concatenate(positions)),
-        n_tokens=int(starts[-1]),
-        write_slots=_join(row.slots[row.start : row.start + len(row.tokens)] for row in rows),
-        key_slots=_join(row.slots for row in rows if not row.is_full),
+        tokens_T=_padded([row.tokens for row in rows]),
+        positions_T=_padded([np.arange(span.start, span.stop) for span in spans]),
+        n_tokens=n_tokens,
+        write_slots=_joined([row.slots[span] for row, span in zip(rows, spans, strict=True)]),
+        key_slots=_joined([row.slots for row in rows if not row.is_full]),
         runs=_runs(rows),
-        logit_rows_M=_pad(_join(wanted)),
-        outlook_rows_K=_pad(_join(outlook)),
+        logit_rows_M=_padded([_predictors(row, row.candidates, at, shift) for row, at in placed]),
+        outlook_rows_K=_padded(
+            [_predictors(row, row.outlook, at, shift) for row, at in placed if len(row.outlook)]
+        ),
     )
+
+
+def place_of(row: Row) -> tuple[int, int, list[int]]:
+    """By which the rows of a pass are sorted: by shape, and then as their keys lie in the pool, so
+    that attention may read those of neighbours in one piece."""
+    return *_shape_of(row), row.sequence.pages[:1]
 
 
 def _shape_of(row: Row) -> tuple[int, int]:
     """Numbers of queries and keys; rows of one shape that stand together are one run."""
-    return len(row.tokens), row.n_keys
-
-
-def place_of(row: Row) -> tuple[int, int, int]:
-    """By which the rows of a pass are sorted: by shape, and then as their keys lie in the pool, so
-    that attention may read those of neighbours in one piece."""
-    return *_shape_of(row), int(row.slots[0]) if len(row.slots) else 0
+    return len(row.tokens), row.sequence.n_tokens
 
 
 def _predictors(row: Row, positions: Ints, first: int, shift: int) -> Ints:
     """Flat indices of the hidden states that predict canvas positions of a row whose tokens begin
     at `first`; never one of another row."""
-    return first + np.maximum(row.sequence.n_prompt + positions - shift - row.start, 0)
+    predictors: Ints = positions + (first + row.sequence.n_prompt - row.start - shift)
+    return np.maximum(predictors, first) if shift else predictors
 
 
-def _pad(values: Ints) -> Ints:
-    """Zeros up to a multiple of MIN_ROWS: token 0 at position 0, which nothing attends to.
-    Nothing stays nothing."""
-    return np.concatenate([values, np.zeros(-len(values) % MIN_ROWS, np.int64)])
+def _padded(parts: Sequence[Ints]) -> Ints:
+    """Joined, and zeros up to a multiple of MIN_ROWS: token 0 at position 0, which nothing attends
+    to. Nothing stays nothing."""
+    n = sum(map(len, parts))
+    return np.concatenate([*parts, np.zeros(-n % MIN_ROWS, np.int64)])
 
 
-def _join(parts: Iterable[Ints]) -> Ints:
-    return np.concatenate([np.empty(0, np.int64), *parts])
+def _joined(parts: Sequence[Ints]) -> Ints:
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
 def _runs(rows: Sequence[Row]) -> list[Run]:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from dilaserve.messages import ConfidenceStats, StepKind
 from dilaserve_gpu_worker.engine.confidence import confidence_stats
+from dilaserve_gpu_worker.engine.sampling import sampling_keys
 from dilaserve_gpu_worker.engine.sequence import Floats, Ints, Row
 from dilaserve_gpu_worker.engine.types import StepOutput
 from dilaserve_gpu_worker.engine.unmask import (
-    Bools,
-    Candidates,
+    Draws,
     check_finite,
     choose_on_device,
-    chosen_of,
     select,
 )
 from dilaserve_gpu_worker.transfer import fetch
@@ -35,64 +34,59 @@ def unmask_rows(
     Rows that only rebuild have no candidates, and no report.
     """
     committing = [row for row in rows if row.kind != "rebuild"]
-    candidates = _gather_candidates(committing)
-    chosen_2M = choose_on_device(logits_MV, mask_id, candidates)
-    fetched = fetch(torch.cat((outlook_K.double(), chosen_2M.flatten())))
-    _note_outlook(rows, fetched[: len(outlook_K)])
-    chosen = chosen_of(fetched[len(outlook_K) :].reshape(2, -1), len(candidates.request_N))
-    return _commit(committing, candidates, *chosen) if committing else []
+    lengths = [len(row.candidates) for row in committing]
+    chosen = choose_on_device(logits_MV, mask_id, _draws_of(committing, lengths))
+    outlook, tokens, confidences = fetch([outlook_K, *chosen])
+    _note_outlook(rows, outlook)
+    tokens, confidences = tokens[:, 0], confidences[: sum(lengths), 0]
+    check_finite(confidences)
+    ends = accumulate(lengths, initial=0)
+    return [
+        _commit(row, tokens[start:end], confidences[start:end])
+        for row, (start, end) in zip(committing, pairwise(ends), strict=True)
+    ]
+
+
+def _draws_of(rows: Sequence[Row], lengths: Sequence[int]) -> Draws | None:
+    if not [row for row in rows if row.sequence.spec.temperature]:
+        return None
+    specs = [row.sequence.spec for row in rows]
+    temperatures = np.repeat([float(spec.temperature) for spec in specs], lengths)
+    sampled = np.flatnonzero(temperatures > 0)
+    seeds = np.repeat(np.array([spec.seed & _SEED_BITS for spec in specs], np.uint64), lengths)
+    positions = np.concatenate([row.candidates for row in rows])
+    steps = np.repeat([row.sequence.step + 1 for row in rows], lengths)
+    return Draws(
+        candidate_S=sampled,
+        key_S=sampling_keys(seeds[sampled], positions[sampled], steps[sampled]),
+        temperature_S=temperatures[sampled],
+        top_p_S=np.repeat([float(spec.top_p) for spec in specs], lengths)[sampled],
+    )
 
 
 def _note_outlook(rows: Sequence[Row], confidences: Floats) -> None:
     """Row by row, then padding."""
-    start = 0
+    end = 0
     for row in rows:
-        end = start + len(row.outlook)
-        row.sequence.confidences[row.outlook] = confidences[start:end]
-        start = end
-    check_finite(confidences[:start])
+        if len(row.outlook):
+            start, end = end, end + len(row.outlook)
+            row.sequence.confidences[row.outlook] = confidences[start:end]
+    if end:
+        check_finite(confidences[:end])
 
 
-def _commit(
-    rows: Sequence[Row], candidates: Candidates, tokens: Ints, confidences: Floats
-) -> list[StepOutput]:
-    is_selected = select(
-        candidates,
-        confidences,
-        threshold_R=np.array([row.threshold for row in rows]),
-        quota_R=np.array([row.sequence.quota or 0 for row in rows]),
-    )
-    ends = np.cumsum([len(row.candidates) for row in rows]).tolist()
-    parts = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-    for row, part in zip(rows, parts, strict=True):
-        _commit_row(row, tokens[part], confidences[part], is_selected[part])
-    stats = confidence_stats([row.sequence.confidences for row in rows])
-    return [
-        _report(row, tokens[part], confidences[part], is_selected[part], row_stats)
-        for row, part, row_stats in zip(rows, parts, stats, strict=True)
-    ]
-
-
-def _gather_candidates(rows: Sequence[Row]) -> Candidates:
-    lengths = [len(row.candidates) for row in rows]
-    specs = [row.sequence.spec for row in rows]
-    return Candidates(
-        request_N=np.repeat(np.arange(len(rows)), lengths),
-        position_N=np.concatenate([np.empty(0, np.int64), *(row.candidates for row in rows)]),
-        step_N=np.repeat(np.array([row.sequence.step + 1 for row in rows], np.int64), lengths),
-        seed_N=np.repeat(np.array([s.seed & _SEED_BITS for s in specs], np.uint64), lengths),
-        temperature_N=np.repeat([float(s.temperature) for s in specs], lengths),
-        top_p_N=np.repeat([float(s.top_p) for s in specs], lengths),
-    )
-
-
-def _commit_row(row: Row, tokens: Ints, confidences: Floats, is_selected: Bools) -> None:
-    row.sequence.confidences[row.candidates] = confidences
-    row.sequence.commit(row.candidates[is_selected], tokens[is_selected])
+def _commit(row: Row, tokens: Ints, confidences: Floats) -> StepOutput:
+    sequence = row.sequence
+    sequence.confidences[row.candidates] = confidences
+    stats = confidence_stats(sequence.confidences)
+    is_selected = select(confidences, row.threshold, row.sequence.quota)
+    positions, tokens = row.candidates[is_selected], tokens[is_selected]
+    sequence.commit(positions, tokens, row.candidates[~is_selected])
+    return _report(row, positions, tokens, confidences[is_selected], stats)
 
 
 def _report(
-    row: Row, tokens: Ints, confidences: Floats, is_selected: Bools, stats: ConfidenceStats
+    row: Row, positions: Ints, tokens: Ints, confidences: Floats, stats: ConfidenceStats
 ) -> StepOutput:
     sequence = row.sequence
     kind: StepKind = "cache" if row.kind == "cache" else "recompute"
@@ -102,9 +96,9 @@ def _report(
         block=row.block,
         kind=kind,
         threshold=row.threshold,
-        positions=row.candidates[is_selected].tolist(),
-        tokens=tokens[is_selected].tolist(),
-        confidences=confidences[is_selected].tolist(),
+        positions=positions.tolist(),
+        tokens=tokens.tolist(),
+        confidences=confidences.tolist(),
         stats=stats,
         n_unmasked=sequence.n_unmasked,
         n_block_masked=sequence.n_block_masked(row.block),

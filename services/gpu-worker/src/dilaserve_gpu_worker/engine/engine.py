@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
+from operator import attrgetter
 
 from dilaserve.messages import CacheMode
 from dilaserve_gpu_worker.attention import choose_attention
@@ -39,7 +40,7 @@ class Plan:
     @property
     def n_tokens(self) -> int:
         """Tokens computed, padding left out."""
-        return sum(row.n_tokens for row in self.rows)
+        return sum([row.n_tokens for row in self.rows])
 
 
 class Engine:
@@ -182,7 +183,8 @@ class Engine:
         budget = PassBudget(self.limits.max_batch_tokens, self._n_full_tokens)
         chosen = self._policy.choose(rows, budget)
         for row in chosen:
-            self._take_pages(row.sequence)
+            if not row.sequence.pages:
+                self._take_pages(row.sequence)
         return Plan(sorted(chosen, key=place_of), started_s)
 
     def forward(self, plan: Plan) -> Scores:
@@ -217,20 +219,20 @@ class Engine:
     def _ready(self) -> Iterator[Sequence]:
         """Sequences that can run now, least recently run first (then oldest). One that waits for
         pages keeps them from those behind it, so that none starves."""
-        n_free = self._pages.n_free
         batch = self._policy.batch
         runnable = [
             sequence
             for sequence in self._sequences.values()
             if sequence.may_run() and (batch is None or sequence.request_id in batch)
         ]
-        for sequence in sorted(runnable, key=lambda sequence: sequence.last_pass):
+        n_promised, has_room = 0, True
+        for sequence in sorted(runnable, key=attrgetter("last_pass")):
             n_wanted = self._n_pages_wanted(sequence)
-            if n_wanted <= n_free:
-                n_free -= n_wanted
+            if n_wanted:
+                n_promised += n_wanted
+                has_room = has_room and n_promised <= self._pages.n_free
+            if has_room or not n_wanted:
                 yield sequence
-            else:
-                n_free = 0
 
     def _n_pages_wanted(self, sequence: Sequence) -> int:
         if self._cache_mode == "none" or sequence.pages:

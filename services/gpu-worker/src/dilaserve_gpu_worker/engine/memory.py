@@ -20,7 +20,7 @@ from dilaserve_gpu_worker.engine.batch import MIN_ROWS, Batch
 from dilaserve_gpu_worker.engine.kv_pool import PAGE_TOKENS
 from dilaserve_gpu_worker.engine.runner import Runner
 from dilaserve_gpu_worker.engine.sequence import Ints
-from dilaserve_gpu_worker.engine.unmask import Candidates, choose
+from dilaserve_gpu_worker.engine.unmask import Draws, choose
 from dilaserve_gpu_worker.models.config import ModelConfig
 from dilaserve_gpu_worker.models.model import Model
 
@@ -179,18 +179,13 @@ def _too_large(largest: LargestPass, what: str, free: int) -> SettingsError:
 def _run(runner: Runner, batch: Batch, mask_id: int) -> None:
     scores = runner.forward(batch)
     n = len(scores.logits_MV)
-    choose(
-        scores.logits_MV,
-        mask_id,
-        Candidates(
-            request_N=np.zeros(n, np.int64),
-            position_N=np.arange(n),
-            step_N=np.ones(n, np.int64),
-            seed_N=np.zeros(n, np.uint64),
-            temperature_N=np.ones(n),
-            top_p_N=np.full(n, 0.9),
-        ),
+    draws = Draws(
+        candidate_S=np.arange(n),
+        key_S=np.zeros(n, np.uint64),
+        temperature_S=np.ones(n),
+        top_p_S=np.full(n, 0.9),
     )
+    choose(scores.logits_MV, mask_id, n, draws)
 
 
 def _batch(run: Run, *, wanted: Ints, looked_at: Ints | None = None) -> Batch:

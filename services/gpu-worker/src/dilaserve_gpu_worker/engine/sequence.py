@@ -21,9 +21,9 @@ Floats = npt.NDArray[np.float64]
 RowKind = Literal["recompute", "cache", "rebuild"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one for each request and pass: frozen, it would take 2.5 times as long
 class Row:
-    """One request's part of a forward pass."""
+    """One request's part of a forward pass; as its request was planned, until its step commits."""
 
     sequence: Sequence
     kind: RowKind
@@ -68,7 +68,11 @@ class Row:
 
 
 class Sequence:
-    """Canvas and credit of one request. Positions of the canvas count from 0 behind the prompt."""
+    """Canvas and credit of one request. Positions of the canvas count from 0 behind the prompt.
+
+    Its masked positions are kept in order, those of the block apart: what a pass asks for then is
+    there, however long the canvas is.
+    """
 
     def __init__(
         self,
@@ -79,14 +83,17 @@ class Sequence:
         is_shifted: bool = False,
     ) -> None:
         canvas = np.asarray(request.canvas, dtype=np.int64)
+        is_masked = canvas == MASKED
         self.request_id = request.request_id
         self.spec = request.spec
         self.quota = request.quota
         self.credit: Credit = request.credit
         self.n_prompt = len(request.prompt)
+        self.n_output = len(canvas)
+        self.n_tokens = self.n_prompt + self.n_output
+        """Prompt and canvas."""
         self.step = self.n_inherited = request.step
         """Last step, and the last one that was run elsewhere."""
-        self.is_masked: npt.NDArray[np.bool_] = canvas == MASKED
         self.confidences: Floats = np.array(request.confidences or [0.0] * len(canvas))
         """Per canvas position: committed with, or else of the last pass that computed its logits;
         0 if none did."""
@@ -97,31 +104,32 @@ class Sequence:
         """Block for whose steps the pool holds its keys and values."""
         self.last_pass = 0
         """Number of the engine's pass that it last took part in."""
+        self.finish_reason: FinishReason | None = None
         self._mask_id = mask_id
         self._is_shifted = is_shifted
-        self._eos_ids = [] if request.spec.ignore_eos else sorted(eos_ids)
-        self._tokens: Ints = np.concatenate(
-            [
-                np.asarray(request.prompt, dtype=np.int64),
-                np.where(self.is_masked, mask_id, canvas),
-            ]
-        )
-        self._update()
-
-    @property
-    def n_tokens(self) -> int:
-        """Prompt and canvas."""
-        return len(self._tokens)
+        self._eos_ids = set() if request.spec.ignore_eos else eos_ids
+        prompt = np.asarray(request.prompt, dtype=np.int64)
+        self._tokens: Ints = np.concatenate([prompt, np.where(is_masked, mask_id, canvas)])
+        self._output = self._tokens[self.n_prompt :]
+        self._masked: Ints
+        """Positions of the block still masked, ascending; `_later`: those behind it."""
+        self._later: Ints
+        self._n_settled = 0
+        """Length of the unmasked prefix of the canvas."""
+        self._start_block(np.flatnonzero(is_masked))
+        self._settle()
 
     @property
     def n_unmasked(self) -> int:
         """Canvas positions committed."""
-        return int(np.count_nonzero(~self.is_masked))
+        return self.n_output - len(self._masked) - len(self._later)
 
     def canvas(self) -> list[int]:
         """Committed tokens, MASKED where masked."""
-        canvas: list[int] = np.where(self.is_masked, MASKED, self._tokens[self.n_prompt :]).tolist()
-        return canvas
+        canvas = self._output.copy()
+        canvas[self._masked] = canvas[self._later] = MASKED
+        tokens: list[int] = canvas.tolist()
+        return tokens
 
     def may_run(self) -> bool:
         """Whether its credit allows the next step. See messages.StepItem."""
@@ -136,61 +144,69 @@ class Sequence:
         """What its next pass is (DESIGN section 3 "Rebuild")."""
         if cache_mode == "none":
             return "recompute"
-        block = self._block_slice()
-        if self._is_shifted and self.is_masked[block.start]:
+        if self._is_shifted and self._n_settled == self._block_start:
             return "recompute"  # no cache step computes what predicts the block's first position
         if self.cached_block == self.block:
             return "cache"
-        return "recompute" if self.is_masked[block].all() else "rebuild"
+        is_fresh = len(self._masked) == self._block_stop - self._block_start
+        return "recompute" if is_fresh else "rebuild"
 
     def next_row(self, cache_mode: CacheMode) -> Row:
         """Its part of the next pass."""
         kind = self.next_kind(cache_mode)
-        block = self._block_slice()
-        start, stop = 0, self.n_tokens
+        start, tokens = 0, self._tokens
+        candidates, outlook = self._masked, self._later
         if kind == "cache":
-            start = self.n_prompt + block.start
-            stop = self.n_prompt + block.stop if cache_mode == "dual" else self.n_tokens
-        tokens = self._tokens[start:stop].copy()
-        masked = np.flatnonzero(self.is_masked)
-        candidates, outlook = masked[masked < block.stop], masked[masked >= block.stop]
-        if kind == "rebuild":
-            tokens[self.n_prompt + block.start : self.n_prompt + block.stop] = self._mask_id
-            candidates = candidates[:0]
-        if kind == "cache":
-            outlook = outlook[:0]
-        if kind == "recompute" and self._is_shifted and cache_mode != "none":
-            candidates, outlook = masked[:1], masked[1:]
+            start = self.n_prompt + self._block_start
+            stop = self.n_prompt + self._block_stop if cache_mode == "dual" else self.n_tokens
+            tokens, outlook = tokens[start:stop], outlook[:0]
+        elif kind == "rebuild":
+            tokens, candidates = self._with_block_masked(), candidates[:0]
+        elif self._is_shifted and cache_mode != "none":
+            candidates, outlook = candidates[:1], np.concatenate([candidates[1:], outlook])
         return Row(
             self, kind, start, tokens, self.block, candidates, outlook, self.credit.threshold
         )
 
     def n_block_masked(self, block: int) -> int:
-        """Positions of `block` still masked."""
-        return int(np.count_nonzero(self.is_masked[self._block_slice(block)]))
+        """Positions still masked of `block`, its own or one before."""
+        return len(self._masked) if block == self.block else 0
 
-    def commit(self, positions: Ints, tokens: Ints) -> None:
-        """Unmask `positions` and count a step."""
-        self._tokens[self.n_prompt + positions] = tokens
-        self.is_masked[positions] = False
+    def commit(self, positions: Ints, tokens: Ints, left: Ints) -> None:
+        """Unmask `positions` and count a step. `left`: the other candidates of its row."""
+        self._output[positions] = tokens
         self.step += 1
-        self._update()
+        n_candidates = len(positions) + len(left)
+        if n_candidates < len(self._masked):
+            left = np.concatenate([left, self._masked[n_candidates:]])
+        self._masked = left
+        if not len(left):
+            self._start_block(self._later)
+        self._settle()
 
-    def _block_slice(self, block: int | None = None) -> slice:
-        start = (self.block if block is None else block) * self.spec.block_length
-        return slice(start, min(start + self.spec.block_length, len(self.is_masked)))
+    def _with_block_masked(self) -> Ints:
+        tokens = self._tokens.copy()
+        tokens[self.n_prompt + self._block_start : self.n_prompt + self._block_stop] = self._mask_id
+        return tokens
 
-    def _update(self) -> None:
-        n_output = len(self.is_masked)
-        first = int(self.is_masked.argmax())
-        if not self.is_masked[first]:
-            first = n_output
-        self.block = min(first, n_output - 1) // self.spec.block_length
-        self.finish_reason = self._finish_reason(first)
+    def _start_block(self, masked: Ints) -> None:
+        """Go to the block of the first of all the masked positions; without any, to the last."""
+        first = int(masked[0]) if len(masked) else self.n_output - 1
+        length = self.spec.block_length
+        self.block = first // length
+        self._block_start = self.block * length
+        self._block_stop = min(self._block_start + length, self.n_output)
+        n_of_block = int(masked.searchsorted(self._block_stop))
+        self._masked, self._later = masked[:n_of_block], masked[n_of_block:]
 
-    def _finish_reason(self, n_settled: int) -> FinishReason | None:
-        """`n_settled`: length of the unmasked prefix; an EOS in it ends the request."""
-        settled = self._tokens[self.n_prompt : self.n_prompt + n_settled]
-        if any(np.count_nonzero(settled == eos_id) for eos_id in self._eos_ids):
-            return "stop"
-        return "length" if n_settled == len(self.is_masked) else None
+    def _settle(self) -> None:
+        """Look at what the unmasked prefix has gained; an EOS in it ends the request."""
+        n_settled = int(self._masked[0]) if len(self._masked) else self.n_output
+        if n_settled == self._n_settled:
+            return
+        gained = self._output[self._n_settled : n_settled].tolist()
+        self._n_settled = n_settled
+        if not self._eos_ids.isdisjoint(gained):
+            self.finish_reason = "stop"
+        elif n_settled == self.n_output:
+            self.finish_reason = "length"

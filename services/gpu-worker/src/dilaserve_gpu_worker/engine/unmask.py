@@ -4,6 +4,7 @@ to commit. Knows neither canvas nor cache.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dilaserve_gpu_worker.engine.sampling import Keys, sample_on_device, sampling_keys
+from dilaserve_gpu_worker.engine.sampling import Keys, sample_on_device
 from dilaserve_gpu_worker.engine.types import NotFiniteError
 from dilaserve_gpu_worker.transfer import fetch, put
 
@@ -24,48 +25,43 @@ _SAMPLED_ELEMENTS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
-    """Masked positions of a batch, N in all, request by request and ascending within one."""
+class Draws:
+    """Candidates whose tokens are sampled, S in all."""
 
-    request_N: Ints
-    """Index of the request in the batch."""
-    position_N: Ints
-    step_N: Ints
-    """Number of the step that would commit the position."""
-    seed_N: Keys
-    temperature_N: Floats
-    top_p_N: Floats
+    candidate_S: Ints
+    """Which of the candidates."""
+    key_S: Keys
+    temperature_S: Floats
+    top_p_S: Floats
 
 
-def choose(logits_MV: Tensor, mask_id: int, candidates: Candidates) -> tuple[Ints, Floats]:
-    """Token and confidence per candidate; see `choose_on_device`. Waits for the device."""
-    chosen_2M = fetch(choose_on_device(logits_MV, mask_id, candidates))
-    return chosen_of(chosen_2M, len(candidates.request_N))
+def choose(
+    logits_MV: Tensor, mask_id: int, n: int, draws: Draws | None = None
+) -> tuple[Ints, Floats]:
+    """Token and confidence of each of the first `n`; see `choose_on_device`. Waits for the device.
+    Raises NotFiniteError where the model computed NaN."""
+    tokens_M1, confidence_M1 = fetch(choose_on_device(logits_MV, mask_id, draws))
+    tokens_N, confidence_N = tokens_M1[:n, 0], confidence_M1[:n, 0]
+    check_finite(confidence_N)
+    return tokens_N, confidence_N
 
 
 @torch.inference_mode()
-def choose_on_device(logits_MV: Tensor, mask_id: int, candidates: Candidates) -> Tensor:
-    """Token ids, exact in fp64, and confidences 2M. `logits_MV` is overwritten; its rows beyond
-    the candidates are padding.
+def choose_on_device(logits_MV: Tensor, mask_id: int, draws: Draws | None) -> tuple[Tensor, Tensor]:
+    """Tokens and confidences, each M1, padding included. `logits_MV` is overwritten.
 
     Confidence is the token's softmax probability at temperature 1 over the whole vocabulary; the
     mask token cannot be chosen. Probabilities come from fp32 exponentials, summed without the
     token's own in fp64, so that those near 1 still differ.
     """
-    weights_MV = torch.exp(logits_MV - logits_MV.amax(dim=-1, keepdim=True))
+    weights_MV = (logits_MV - logits_MV.amax(dim=-1, keepdim=True)).exp_()
     logits_MV[:, mask_id] = -torch.inf
-    tokens_M = logits_MV.argmax(dim=-1)
-    _sample_where_asked(tokens_M, logits_MV, candidates)
-    own_M = weights_MV.gather(1, tokens_M[:, None])[:, 0].double()
-    others_M = weights_MV.scatter_(1, tokens_M[:, None], 0.0).sum(dim=-1, dtype=torch.float64)
-    return torch.stack((tokens_M.double(), own_M / (own_M + others_M)))
-
-
-def chosen_of(chosen_2M: Floats, n: int) -> tuple[Ints, Floats]:
-    """Of the first `n`. Raises NotFiniteError where the model computed NaN."""
-    confidences = chosen_2M[1, :n]
-    check_finite(confidences)
-    return chosen_2M[0, :n].astype(np.int64), confidences
+    tokens_M1 = logits_MV.argmax(dim=-1, keepdim=True)
+    if draws is not None:
+        _sample(tokens_M1, logits_MV, draws)
+    own_M1 = weights_MV.gather(1, tokens_M1)
+    others_M1 = weights_MV.scatter_(1, tokens_M1, 0.0).sum(-1, keepdim=True, dtype=torch.float64)
+    return tokens_M1, own_M1 / (own_M1 + others_M1)
 
 
 @torch.inference_mode()
@@ -81,48 +77,38 @@ def best_confidence(logits_KV: Tensor, mask_id: int) -> Tensor:
 
 def check_finite(confidences: Floats) -> None:
     """Raises NotFiniteError when the model computed NaN."""
-    if np.isnan(confidences).any():
+    if math.isnan(np.add.reduce(confidences)):
         raise NotFiniteError(
             "the model's logits hold NaN: its weights are damaged, or its activations overflow; "
             "download the folder again, or set DILASERVE_DTYPE=float32"
         )
 
 
-def select(
-    candidates: Candidates, confidence_N: Floats, threshold_R: Floats, quota_R: Ints
-) -> Bools:
-    """Which candidates to commit: per request those strictly above its threshold and always the
-    most confident one; with a quota (0: none) that many of the most confident instead. Ties go to
-    the lowest position. R requests of the batch.
+def select(confidence_N: Floats, threshold: float, quota: int | None) -> Bools:
+    """Which candidates of a request to commit: those strictly above its threshold and always the
+    most confident one; with a quota that many of the most confident instead. Ties go to the lowest
+    position.
     """
-    request_N = candidates.request_N
-    order = np.lexsort((-confidence_N, request_N))  # stable: ties stay in order of position
-    first_R = np.searchsorted(request_N, np.arange(len(threshold_R)))
-    rank_N = np.empty_like(request_N)
-    rank_N[order] = np.arange(len(order)) - first_R[request_N]
-    quota_N = quota_R[request_N]
-    above_N = (confidence_N > threshold_R[request_N]) | (rank_N == 0)
-    return np.where(quota_N > 0, rank_N < quota_N, above_N)
+    if quota is None:
+        is_selected_N: Bools = confidence_N > threshold
+        is_selected_N[confidence_N.argmax()] = True
+        return is_selected_N
+    is_selected_N = np.zeros(len(confidence_N), np.bool_)
+    is_selected_N[np.argsort(-confidence_N, kind="stable")[:quota]] = True
+    return is_selected_N
 
 
-def _sample_where_asked(tokens_M: Tensor, logits_MV: Tensor, candidates: Candidates) -> None:
-    """Replace greedy tokens of the candidates whose temperature is above 0."""
-    sampled = np.flatnonzero(candidates.temperature_N > 0)
-    if not len(sampled):
-        return
-    keys = sampling_keys(
-        candidates.seed_N[sampled], candidates.position_N[sampled], candidates.step_N[sampled]
-    )
-    temperatures, top_ps = candidates.temperature_N[sampled], candidates.top_p_N[sampled]
-    arrays = [sampled, keys.view(np.int64), temperatures, top_ps]
-    index_N, key_N, temperature_N, top_p_N = put(arrays, logits_MV.device)
-    has_nucleus = (top_ps < 1).any()
+def _sample(tokens_M1: Tensor, logits_MV: Tensor, draws: Draws) -> None:
+    """Replace the greedy tokens of those that are sampled."""
+    arrays = [draws.candidate_S, draws.key_S.view(np.int64), draws.temperature_S, draws.top_p_S]
+    index_S, key_S, temperature_S, top_p_S = put(arrays, logits_MV.device)
+    has_nucleus = (draws.top_p_S < 1).any()
     n_rows = max(1, _SAMPLED_ELEMENTS // logits_MV.shape[1])
-    for start in range(0, len(sampled), n_rows):
+    for start in range(0, len(draws.candidate_S), n_rows):
         part = slice(start, start + n_rows)
-        tokens_M[index_N[part]] = sample_on_device(
-            logits_MV[index_N[part]],
-            key_N[part],
-            temperature_N[part],
-            top_p_N[part] if has_nucleus else None,
+        tokens_M1[index_S[part], 0] = sample_on_device(
+            logits_MV[index_S[part]],
+            key_S[part],
+            temperature_S[part],
+            top_p_S[part] if has_nucleus else None,
         )
