@@ -13,7 +13,9 @@ from dilaserve.errors import SettingsError
 from dilaserve.store.records import MASKED, DecodingSpec
 from dilaserve_gpu_worker.engine.engine import Engine
 from dilaserve_gpu_worker.engine.types import Credit, EngineRequest
+from dilaserve_gpu_worker.models.blocks import TorchBlocks
 from dilaserve_gpu_worker.models.model import Model
+from dilaserve_gpu_worker.models.parts import feed
 from dilaserve_gpu_worker.models.transformer import Transformer
 from dilaserve_gpu_worker.speedups import compile_if
 from dilaserve_gpu_worker.weights import load_model
@@ -55,7 +57,8 @@ def test_compiled_blocks_decide_the_same(make: str, request: pytest.FixtureReque
     assert isinstance(eager, Transformer)
     assert isinstance(compiled, Transformer)
     compile_if("on", compiled)
-    assert compiled._feed is not eager._feed
+    assert isinstance(compiled._blocks, TorchBlocks)
+    assert compiled._blocks._feed is not feed
     decided, confidences = course(compiled, [3, 40, 90])  # passes of many sizes
     expected = course(eager, [3, 40, 90])
     assert decided == expected[0]
@@ -64,9 +67,9 @@ def test_compiled_blocks_decide_the_same(make: str, request: pytest.FixtureReque
 
 def test_off_changes_nothing(model: Model) -> None:
     assert isinstance(model, Transformer)
-    before = model._feed
+    before = model._blocks
     compile_if("off", model)
-    assert model._feed is before
+    assert model._blocks is before
 
 
 def test_a_missing_compiler_is_told(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

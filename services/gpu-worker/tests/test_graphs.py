@@ -41,6 +41,22 @@ STATIC_BACKENDS = ["masked", "masked_paged"]
 FAR = 10**6
 
 
+@pytest.fixture(scope="module")
+def model(make_folder: Any) -> Model:
+    """With torch's operators alone, as on a GPU: a tape records no others."""
+    return load_model(make_folder(), fuses=False)
+
+
+@pytest.fixture(scope="module")
+def grouped_model(make_folder: Any) -> Model:
+    return load_model(make_folder(n_kv_heads=2), fuses=False)
+
+
+@pytest.fixture(scope="module")
+def random_dream(make_dream_folder: Any) -> Model:
+    return load_model(make_dream_folder(), fuses=False)
+
+
 @dataclass
 class CountingCapture:
     """A tape, and how often it was asked."""
@@ -240,7 +256,7 @@ def test_replays_give_what_eager_passes_give(
 def test_replays_reach_the_golden_texts(name: str, request: pytest.FixtureRequest) -> None:
     of = "golden" if name == "llada-mha" else "dream"
     folder = request.getfixturevalue(f"{of}_folder")
-    golden = load_model(folder)
+    golden = load_model(folder, fuses=False)
     cases = json.loads((folder / "golden.json").read_text())["cases"]
     cases = [case for case in cases if case["mode"] == "dual"]
     graphs = GraphOptions(TapeCapture(), block_length=16, min_uses=1)
@@ -360,6 +376,14 @@ def test_an_engine_whose_captures_fail_serves_all_the_same(model: Model) -> None
 def test_what_would_wait_for_the_device_is_not_captured() -> None:
     with pytest.raises(RuntimeError, match="waits for the device"):
         TapeCapture()(lambda: torch.ones(3) * torch.ones(3).sum().item())
+
+
+def test_fused_kernels_cannot_be_captured(make_folder: Any) -> None:
+    fused = load_model(make_folder())
+    if not fused.is_fused:
+        pytest.skip("this CPU has no AVX2, so that no kernels are fused")
+    with pytest.raises(ValueError, match="fused kernels cannot be captured"):
+        engine(fused, "masked", options(TapeCapture()))
 
 
 def test_sdpa_cannot_be_captured(model: Model) -> None:

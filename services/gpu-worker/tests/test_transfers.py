@@ -24,10 +24,10 @@ from dilaserve_gpu_worker.engine import commit, runner, sampling, unmask
 from dilaserve_gpu_worker.engine.engine import Engine
 from dilaserve_gpu_worker.engine.tape import WAITING
 from dilaserve_gpu_worker.engine.types import Credit, EngineRequest
+from dilaserve_gpu_worker.models.blocks import LayerWeights, Weights
 from dilaserve_gpu_worker.models.llada import LLaDA
 from dilaserve_gpu_worker.models.model import Model
 from dilaserve_gpu_worker.models.peers import Alone
-from dilaserve_gpu_worker.models.transformer import LayerWeights, Weights
 
 DEVICE = torch.device("meta")
 FAR = 10**6

@@ -5,6 +5,7 @@ them is its own. Shape letters: dilaserve_gpu_worker.models.model.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -40,32 +41,51 @@ class BareProducts:
         ]
         self._head_VD = lay(self._random(config.vocab_size, d))
         self._scratch = self._random(1)
+        self._pools = [self._random(1) for _ in range(config.n_layers)]
+        """Keys and values that a pass does not compute, of each layer its own, as a cache has."""
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> None:
-        """Those of one pass, on inputs that lie ready in one piece."""
-        n, config = len(batch.tokens_T), self._config
-        x_TD, o_TX, ff_TF = self._inputs(
-            (n, config.d_model), (n, config.n_heads * config.head_dim), (n, config.d_ff)
-        )
-        for qkv_XD, attn_out_DX, gate_up_YD, down_DF in self._layers:
-            linear(x_TD, qkv_XD)
-            for run in batch.runs:
-                self._attend(run)
+        """Those of one pass, on inputs that lie ready in one piece; behind the last attention, as
+        in a pass, of the tokens alone whose logits or confidence are wanted."""
+        n_all, heads = len(batch.tokens_T), (len(batch.logit_rows_M), len(batch.outlook_rows_K))
+        for index, (qkv_XD, attn_out_DX, gate_up_YD, down_DF) in enumerate(self._layers):
+            linear(self._inputs((n_all, self._config.d_model))[0], qkv_XD)
+            self._attend_all(index, batch.runs)
+            n = n_all if index + 1 < len(self._layers) else sum(heads)
+            x_TD, o_TX, ff_TF = self._inputs(
+                (n, self._config.d_model),
+                (n, self._config.n_heads * self._config.head_dim),
+                (n, self._config.d_ff),
+            )
             linear(o_TX, attn_out_DX)
             linear(x_TD, gate_up_YD)
             linear(ff_TF, down_DF)
-        for n_rows in (len(batch.logit_rows_M), len(batch.outlook_rows_K)):
-            linear(self._inputs((n_rows, config.d_model))[0], self._head_VD)
+        for n in heads:
+            linear(self._inputs((n, self._config.d_model))[0], self._head_VD)
 
-    def _attend(self, run: Run) -> None:
-        config = self._config
-        queries = (run.n_rows, config.n_heads, run.n_queries, config.head_dim)
-        keys = (run.n_rows, config.n_kv_heads, run.n_keys, config.head_dim)
-        q_BHQA, k_BGKA, v_BGKA = self._inputs(queries, keys, keys)
-        F.scaled_dot_product_attention(
-            q_BHQA, k_BGKA, v_BGKA, enable_gqa=config.n_heads != config.n_kv_heads
-        )
+    def _attend_all(self, index: int, runs: Sequence[Run]) -> None:
+        """Keys that a pass computes itself lie ready, too; others in the layer's pool, run by run,
+        which is read once in a pass."""
+        config, first = self._config, 0
+        n_pooled = sum(map(self._n_pooled, runs))
+        if n_pooled > len(self._pools[index]):
+            self._pools[index] = self._random(n_pooled)
+        for run in runs:
+            queries = (run.n_rows, config.n_heads, run.n_queries, config.head_dim)
+            keys = (run.n_rows, config.n_kv_heads, run.n_keys, config.head_dim)
+            q_BHQA, k_BGKA, v_BGKA = self._inputs(queries, keys, keys)
+            if n := self._n_pooled(run):
+                k_BGKA, v_BGKA = self._pools[index][first : first + n].view(2, *keys)
+                first += n
+            F.scaled_dot_product_attention(
+                q_BHQA, k_BGKA, v_BGKA, enable_gqa=config.n_heads != config.n_kv_heads
+            )
+
+    def _n_pooled(self, run: Run) -> int:
+        """Elements of its keys and values in the pool."""
+        per_key = 2 * self._config.n_kv_heads * self._config.head_dim
+        return 0 if run.first_key is None else run.n_rows * run.n_keys * per_key
 
     def _inputs(self, *shapes: tuple[int, ...]) -> list[Tensor]:
         """One piece of memory after the other."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dilaserve_gpu_worker.models.blocks import LayerWeights, Weights
 from dilaserve_gpu_worker.models.config import ModelConfig
 from dilaserve_gpu_worker.models.llada import LLaDA
 from dilaserve_gpu_worker.models.peers import Alone
-from dilaserve_gpu_worker.models.transformer import LayerWeights, Weights
 
 __all__ = ["LLADA_8B", "random_llada"]
 

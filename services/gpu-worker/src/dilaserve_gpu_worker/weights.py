@@ -14,16 +14,17 @@ from torch import Tensor
 from dilaserve.errors import ModelFolderError
 from dilaserve_gpu_worker.checkpoint import Checkpoint
 from dilaserve_gpu_worker.device import default_dtype
+from dilaserve_gpu_worker.kernels import can_fuse
 from dilaserve_gpu_worker.layout import beyond_last, block_names, tensor_shapes, top_names
 from dilaserve_gpu_worker.model_config import read_config, shard_config
 from dilaserve_gpu_worker.model_files import weights_hash
+from dilaserve_gpu_worker.models.blocks import LayerWeights, Weights
 from dilaserve_gpu_worker.models.config import ModelConfig
 from dilaserve_gpu_worker.models.dream import Dream
 from dilaserve_gpu_worker.models.llada import LLaDA
 from dilaserve_gpu_worker.models.model import Model
 from dilaserve_gpu_worker.models.peers import Alone, Peers
 from dilaserve_gpu_worker.models.products import packed, packing_pays
-from dilaserve_gpu_worker.models.transformer import LayerWeights, Weights
 
 __all__ = ["load_model", "read_config", "shard_config", "weights_hash"]
 
@@ -35,10 +36,12 @@ def load_model(
     dtype: torch.dtype | None = None,
     peers: Peers | None = None,
     packs: bool = True,
+    fuses: bool = True,
 ) -> Model:
     """Load the model of a folder, or the slice of it that is this rank's among `peers`: no more is
     ever copied out of the mapped files. `dtype` None: see device.default_dtype. `packs`: matrices
-    are packed where that pays (see models.products).
+    are packed where that pays (see models.products). `fuses`: our own kernels run between products
+    and attention where they can (see kernels); the bits are the same.
 
     Raises ModelFolderError for a missing file, shard or tensor, a wrong shape or type, a layer too
     many, an unknown model_type or architecture, a missing mask_token_id, or sizes that the ranks
@@ -54,7 +57,8 @@ def load_model(
         source = _Source(checkpoint, tensor_shapes(config), device, dtype, peers, packs)
         checkpoint.check_ends_before(beyond_last(config))
         weights = _weights(source, config)
-    return (Dream if config.model_type == "Dream" else LLaDA)(shard, weights, peers)
+    architecture = Dream if config.model_type == "Dream" else LLaDA
+    return architecture(shard, weights, peers, is_fused=fuses and can_fuse(device, dtype))
 
 
 class _Source:

@@ -90,16 +90,13 @@ def _attend(
     mixed = []
     for part, its_pages in zip(parts, pages, strict=True):
         if part.reads_pool and pooled is not None:
-            k_BKGA = _pooled(pooled.k_SGA, its_pages, part)
-            v_BKGA = _pooled(pooled.v_SGA, its_pages, part)
+            k_BGKA = _pooled(pooled.k_SGA, its_pages, part)
+            v_BGKA = _pooled(pooled.v_SGA, its_pages, part)
         else:
-            k_BKGA = _rows(k_TGA, part)
-            v_BKGA = _rows(v_TGA, part)
+            k_BGKA = _own(k_TGA, part)
+            v_BGKA = _own(v_TGA, part)
         o_BHQA = F.scaled_dot_product_attention(
-            _rows(q_THA, part).transpose(1, 2),
-            k_BKGA.transpose(1, 2),
-            v_BKGA.transpose(1, 2),
-            enable_gqa=q_THA.shape[1] != k_TGA.shape[1],
+            _own(q_THA, part), k_BGKA, v_BGKA, enable_gqa=q_THA.shape[1] != k_TGA.shape[1]
         )
         mixed.append(o_BHQA.transpose(1, 2).reshape(-1, *q_THA.shape[1:]))
     n_padding = len(q_THA) - parts[-1].stop
@@ -109,24 +106,34 @@ def _attend(
 
 
 def _pooled(pool_SGA: Tensor, pages: Tensor, part: _Part) -> Tensor:
-    """Keys or values of a part's rows as BKGA. What lies behind a row's last key is left out."""
-    if part.first_page is None:
-        # Whole pages, which is faster than slot by slot.
-        pool_PSGA: Tensor = pool_SGA.unflatten(0, (-1, PAGE_TOKENS))
-        x_SGA = pool_PSGA.index_select(0, pages)
-    else:
-        n_slots = part.n_rows * n_pages_for(part.n_keys) * PAGE_TOKENS
-        x_SGA = pool_SGA.narrow(0, part.first_page * PAGE_TOKENS, n_slots)
-    return x_SGA.view(part.n_rows, -1, *pool_SGA.shape[1:])[:, : part.n_keys]
+    """Keys or values of a part's rows as BGKA. What lies behind a row's last key is left out."""
+    pitch = n_pages_for(part.n_keys) * PAGE_TOKENS
+    if part.first_page is not None:
+        return _rows(pool_SGA, part.first_page * PAGE_TOKENS, pitch, part.n_rows, part.n_keys)
+    # Whole pages, which is faster than slot by slot.
+    pool_PSGA: Tensor = pool_SGA.unflatten(0, (-1, PAGE_TOKENS))
+    copied_SGA = pool_PSGA.index_select(0, pages).flatten(0, 1)
+    return _rows(copied_SGA, 0, pitch, part.n_rows, part.n_keys)
 
 
-def _rows(x_THA: Tensor, part: _Part) -> Tensor:
-    """Split a part of the flat axis into rows: THA → BQHA. A view where every token, and with it
-    every row, lies as the first one does; what lies so must depend on the model alone."""
-    rows_BQHA = x_THA[part.start : part.stop].view(part.n_rows, -1, *x_THA.shape[1:])
+def _own(x_THA: Tensor, part: _Part) -> Tensor:
+    """A part of the flat axis as BHQA. A view where every token, and with it every row, lies as the
+    first one does; what lies so must depend on the model alone."""
+    n_tokens = (part.stop - part.start) // part.n_rows
+    rows_BHQA = _rows(x_THA, part.start, n_tokens, part.n_rows, n_tokens)
     if x_THA.stride(0) * x_THA.itemsize % ALIGNMENT == 0:
-        return rows_BQHA
-    n_tokens = rows_BQHA.shape[1]
+        return rows_BHQA
     n_wide = n_tokens + -n_tokens % ALIGNMENT  # so many tokens fill vectors, whatever one takes
     wide_BQHA = x_THA.new_empty(part.n_rows, n_wide, *x_THA.shape[1:])
-    return wide_BQHA[:, :n_tokens].copy_(rows_BQHA)
+    return wide_BQHA[:, :n_tokens].transpose(1, 2).copy_(rows_BHQA)
+
+
+def _rows(x_SGA: Tensor, first: int, pitch: int, n_rows: int, n_tokens: int) -> Tensor:
+    """Rows of `n_tokens` each as BGKA: the first begins at slot `first`, the next ones after
+    `pitch` slots each. One view, where slicing, splitting and turning would be three."""
+    slot, head, element = x_SGA.stride()
+    return x_SGA.as_strided(
+        (n_rows, x_SGA.shape[1], n_tokens, x_SGA.shape[2]),
+        (pitch * slot, head, slot, element),
+        x_SGA.storage_offset() + first * slot,
+    )

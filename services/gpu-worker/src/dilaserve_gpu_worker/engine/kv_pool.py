@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dilaserve_gpu_worker.kernels import Store
 from dilaserve_gpu_worker.models.config import ModelConfig
 
 PAGE_TOKENS = 32
@@ -49,27 +50,39 @@ class PageAllocator:
 
 
 class KVPool:
-    """Keys and values of every layer, by slot (S = page x PAGE_TOKENS + offset), head (G), A."""
+    """Keys and values of every layer, by slot (S = page x PAGE_TOKENS + offset), head (G), A.
+    `store`: the kernel that writes them; None: torch does."""
 
     def __init__(
-        self, config: ModelConfig, n_pages: int, *, device: torch.device, dtype: torch.dtype
+        self,
+        config: ModelConfig,
+        n_pages: int,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        store: Store | None = None,
     ) -> None:
         shape = (config.n_layers, n_pages * PAGE_TOKENS, config.n_kv_heads, config.head_dim)
         k_LSGA = torch.zeros(shape, device=device, dtype=dtype)
         v_LSGA = torch.zeros(shape, device=device, dtype=dtype)
         self._layers = list(zip(k_LSGA, v_LSGA, strict=True))
-        # A CPU copies slots element by element: of 16 bytes in half the time of 4.
-        fits = device.type == "cpu" and config.head_dim * dtype.itemsize % 16 == 0
-        self._element = torch.complex128 if fits else dtype
+        self._store = store
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Keys and values of one layer as SGA."""
         return self._layers[index]
 
     def write(self, index: int, slots_T: Tensor, k_TGA: Tensor, v_TGA: Tensor) -> None:
-        """Overwrite the keys and values of one layer at `slots_T`."""
+        """Overwrite the keys and values of one layer at `slots_T`; the heads of a token must lie
+        together."""
         for pool_SGA, x_TGA in zip(self._layers[index], (k_TGA, v_TGA), strict=True):
-            pool_SGA.view(self._element).index_copy_(0, slots_T, x_TGA.view(self._element))
+            if self._store is None:
+                pool_SGA.index_copy_(0, slots_T, x_TGA)
+                continue
+            stride, pool_SX = x_TGA.stride(0), pool_SGA.flatten(1)
+            n_elements = (len(slots_T) - 1) * stride + pool_SX.shape[1]
+            x = x_TGA.as_strided((n_elements,), (1,))
+            self._store(x.numpy(), stride, slots_T.numpy(), pool_SX.numpy())
 
 
 def n_pages_for(n_tokens: int) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,13 +26,14 @@ from dilaserve_gpu_worker.engine.batch import MIN_ROWS, Batch
 from dilaserve_gpu_worker.engine.graphs import GraphOptions, GraphShapes, StepGraphs, padded
 from dilaserve_gpu_worker.engine.kv_pool import KVPool
 from dilaserve_gpu_worker.engine.unmask import best_confidence
+from dilaserve_gpu_worker.kernels import compile_store
 from dilaserve_gpu_worker.models.model import Model
 from dilaserve_gpu_worker.transfer import Array, StaticArrays, put
 
 _OUTLOOK_ELEMENTS = 1 << 26
 """Logits that are looked at at a time for their confidence only, which bounds their memory."""
 
-N_ARRAYS, LOGIT_ROWS = 5, 3
+N_ARRAYS, WANTED = 4, 3
 """See `_arrays`: how many there are before those of attention, and which says what is wanted."""
 
 
@@ -81,20 +83,22 @@ class Runner:
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Scores:
         """Run the model, and fill the pool."""
-        h_TD, tensors = self._replayed(batch) or self._computed(batch)
-        logit_rows_M, outlook_rows_K = tensors[LOGIT_ROWS:N_ARRAYS]
-        rows_M = logit_rows_M[: len(batch.logit_rows_M)]
-        logits_MV = self._model.logits(h_TD.index_select(0, rows_M))
-        return Scores(logits_MV, self._outlook(h_TD, outlook_rows_K))
+        h_ND = self._replayed(batch)
+        if h_ND is None:
+            h_ND = self._computed(batch)
+        n_logits, n_outlook = len(batch.logit_rows_M), len(batch.outlook_rows_K)
+        logits_MV = self._model.logits(h_ND[:n_logits])
+        return Scores(logits_MV, self._outlook(h_ND[n_logits : n_logits + n_outlook]))
 
-    def _computed(self, batch: Batch) -> tuple[Tensor, Sequence[Tensor]]:
-        """Last hidden states, and the arrays of the batch on the device."""
+    def _computed(self, batch: Batch) -> Tensor:
+        """Last hidden states of the batch's logit rows and outlook rows."""
         prepared = self._attention(_ragged(batch))
         tensors = put([*_arrays(batch), *prepared.arrays], self._model.device)
-        return self._hidden(prepared, tensors), tensors
+        return self._hidden(prepared, tensors, tensors[WANTED])
 
-    def _replayed(self, batch: Batch) -> tuple[Tensor, Sequence[Tensor]] | None:
-        """The same for a pass that is captured, or is to be captured now; else None."""
+    def _replayed(self, batch: Batch) -> Tensor | None:
+        """The same for a pass that is captured, or is to be captured now; else None. What is
+        captured computes all tokens, whichever are wanted."""
         if self._graphs is None:
             return None
         room = self._graphs.shapes.room_for(batch)
@@ -102,15 +106,18 @@ class Runner:
             return None
         wide = padded(batch, room, self._graphs.scratch_page)
         prepared = self._attention(_ragged(wide), room)
-        return self._graphs.graphs.run(
+        h_TD, tensors = self._graphs.graphs.run(
             room,
             [*_arrays(wide), *prepared.arrays],
             partial(self._hidden, prepared),
             partial(StaticArrays, device=self._model.device),
         )
+        return h_TD.index_select(0, tensors[WANTED])
 
-    def _hidden(self, prepared: Prepared, tensors: Sequence[Tensor]) -> Tensor:
-        tokens_T, positions_T, write_slots = tensors[:LOGIT_ROWS]
+    def _hidden(
+        self, prepared: Prepared, tensors: Sequence[Tensor], wanted_N: Tensor | None = None
+    ) -> Tensor:
+        tokens_T, positions_T, write_slots = tensors[:WANTED]
         attention = prepared.bind(tensors[N_ARRAYS:])
         pool, n_tokens = self._pool, len(write_slots)
 
@@ -120,16 +127,13 @@ class Runner:
             pool.write(layer, write_slots, k_TGA[:n_tokens], v_TGA[:n_tokens])
             return attention(q_THA, k_TGA, v_TGA, PooledKeys(*pool.layer(layer)))
 
-        return self._model.hidden(tokens_T, positions_T, attend)
+        return self._model.hidden(tokens_T, positions_T, attend, wanted_N)
 
-    def _outlook(self, h_TD: Tensor, rows_K: Tensor) -> Tensor:
+    def _outlook(self, h_KD: Tensor) -> Tensor:
         n_fit = _OUTLOOK_ELEMENTS // self._model.config.vocab_size
-        parts = rows_K.split(max(1, n_fit // MIN_ROWS) * MIN_ROWS)
+        parts = h_KD.split(max(1, n_fit // MIN_ROWS) * MIN_ROWS)
         return torch.cat(
-            [
-                best_confidence(self._model.logits(h_TD.index_select(0, rows)), self._mask_id)
-                for rows in parts
-            ]
+            [best_confidence(self._model.logits(part_ND), self._mask_id) for part_ND in parts]
         )
 
 
@@ -142,7 +146,8 @@ def make_runner(
     graphs: GraphOptions | None = None,
 ) -> Runner:
     """With a pool of `n_pages` pages (None: without one), and one more where passes are captured,
-    which needs a pool and an attention backend of attention.STATIC. `attention` is its name."""
+    which needs a pool, an attention backend of attention.STATIC and torch's own operators.
+    `attention` is its name."""
     backend = attention_backend(attention)
     if n_pages is None:
         return Runner(model, None, backend, mask_id=mask_id)
@@ -150,6 +155,8 @@ def make_runner(
     if graphs is not None:
         if attention not in STATIC:
             raise ValueError(f"attention backend {attention!r} cannot be captured; use {STATIC}")
+        if model.is_fused:
+            raise ValueError("fused kernels cannot be captured; load the model without them")
         shapes = GraphShapes(
             block_length=graphs.block_length,
             max_rows=graphs.max_rows,
@@ -158,7 +165,8 @@ def make_runner(
         )
         padding = PaddedGraphs(shapes, StepGraphs(graphs), scratch_page=n_pages)
     n_all = n_pages + (padding is not None)
-    pool = KVPool(model.config, n_all, device=model.device, dtype=model.dtype)
+    store = compile_store() if model.is_fused else None
+    pool = KVPool(model.config, n_all, device=model.device, dtype=model.dtype, store=store)
     return Runner(model, pool, backend, mask_id=mask_id, graphs=padding)
 
 
@@ -172,6 +180,5 @@ def _arrays(batch: Batch) -> list[Array]:
         batch.tokens_T,
         batch.positions_T,
         batch.write_slots,
-        batch.logit_rows_M,
-        batch.outlook_rows_K,
+        np.concatenate([batch.logit_rows_M, batch.outlook_rows_K]),
     ]

@@ -27,6 +27,8 @@ class Model(Protocol):
     """A masked diffusion transformer on one device. Knows neither batches nor caches."""
 
     config: ModelConfig
+    is_fused: bool
+    """Whether what lies between products and attention runs in our own kernels (see kernels)."""
 
     @property
     def device(self) -> torch.device:
@@ -52,8 +54,15 @@ class Model(Protocol):
         """Have torch compile what it can, when it first runs."""
         ...
 
-    def hidden(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
-        """Last hidden states TD, before the final norm. Positions count from 0 in a request."""
+    def hidden(
+        self,
+        tokens_T: Tensor,
+        positions_T: Tensor,
+        attend: Attend,
+        wanted_N: Tensor | None = None,
+    ) -> Tensor:
+        """Last hidden states, before the final norm, of the `wanted_N` on the flat axis (None: of
+        all), so that the last block need not compute all. Positions count from 0 in a request."""
         ...
 
     def logits(self, h_ND: Tensor) -> Tensor:

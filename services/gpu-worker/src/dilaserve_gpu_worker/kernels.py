@@ -1,0 +1,206 @@
+"""What lies between the products and the attention of a transformer, as loops over tokens that
+numba compiles; in float32 on a CPU. Shape letters: models.model, and C tokens of a chunk.
+
+Each reads and writes once what torch's operators read and write several times, in the same order
+of operations: bits are those of torch where it takes AVX2 or AVX-512 (but for a SiLU over a width
+that is no multiple of 32, whose last elements torch computes in another way).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+__all__ = ["Floats", "Ints", "Kernels", "can_fuse", "compile_kernels", "compile_store"]
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+
+MATRIX, VECTOR, INTS = "f4[:,::1]", "f4[::1]", "i8[::1]"
+"""Types of arguments, in numba's words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """All arrays are contiguous; what is not said to be written is not."""
+
+    add: Callable[[Floats, Floats, Floats], None]
+    """(h_CD, delta_CD, squares_CD): add to `h_CD`, and write its squares."""
+    scale: Callable[[Floats, Floats, Floats, np.float32, Floats], None]
+    """(h_CD, squares_C, weight_D, eps, x_CD): write RMSNorm, given the sums of squares."""
+    swiglu: Callable[[Floats, Floats], None]
+    """(gate_up_CY, x_CF): write SiLU of the gate times the other factor."""
+    rotate: Callable[[Floats, Ints, Floats, Floats, Floats], None]
+    """(x_CX, positions_C, cos_PA, sin_PA, out_CX): write queries and keys rotated, and values as
+    they are; the sines of the first half are negative."""
+
+
+Store = Callable[[Floats, int, Ints, Floats], None]
+"""(x, stride, slots_C, pool_SX): write one row of a pool for each slot; in `x` one begins every
+`stride` elements."""
+
+
+def can_fuse(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether these kernels run there, as fast as they should and with torch's bits."""
+    has_vectors = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+    return device.type == "cpu" and dtype == torch.float32 and has_vectors
+
+
+@cache
+def compile_kernels(*, head_dim: int, n_rotated: int) -> Kernels:
+    """For a model whose products give `n_rotated` heads to rotate, then others. Takes a second."""
+    swiglu, rotate = _swiglu(_exp(_fma())), _rotate(head_dim // 2, n_rotated)
+    return Kernels(
+        add=_compiled(_add, MATRIX, MATRIX, MATRIX),
+        scale=_compiled(_scale, MATRIX, VECTOR, VECTOR, "f4", MATRIX),
+        swiglu=_compiled(swiglu, MATRIX, MATRIX),
+        rotate=_compiled(rotate, MATRIX, INTS, MATRIX, MATRIX, MATRIX),
+    )
+
+
+@cache
+def compile_store() -> Store:
+    """See Store."""
+    store: Store = _compiled(_store, VECTOR, "i8", INTS, MATRIX)
+    return store
+
+
+def _compiled(function: Any, *arguments: str) -> Any:
+    from numba import njit
+
+    return njit(f"void({','.join(arguments)})", nogil=True, error_model="numpy")(function)
+
+
+def _add(h_CD: Floats, delta_CD: Floats, squares_CD: Floats) -> None:
+    n, width = h_CD.shape
+    for c in range(n):
+        h_D, delta_D, squares_D = h_CD[c], delta_CD[c], squares_CD[c]
+        for d in range(width):
+            total = h_D[d] + delta_D[d]
+            h_D[d] = total
+            squares_D[d] = total * total
+
+
+def _scale(
+    h_CD: Floats, squares_C: Floats, weight_D: Floats, eps: np.float32, x_CD: Floats
+) -> None:
+    n, width = h_CD.shape
+    for c in range(n):
+        h_D, x_D = h_CD[c], x_CD[c]
+        scale = np.float32(1) / np.sqrt(squares_C[c] / np.float32(width) + eps)
+        for d in range(width):
+            x_D[d] = h_D[d] * scale * weight_D[d]
+
+
+def _swiglu(exp: Any) -> Callable[..., None]:
+    def swiglu(gate_up_CY: Floats, x_CF: Floats) -> None:
+        n, width = x_CF.shape
+        for c in range(n):
+            gate_F, up_F, x_F = gate_up_CY[c, :width], gate_up_CY[c, width:], x_CF[c]
+            for f in range(width):
+                x_F[f] = gate_F[f] / (np.float32(1) + exp(-gate_F[f])) * up_F[f]
+
+    return swiglu
+
+
+def _exp(fma: Any) -> Any:
+    """2**n times a polynomial, as Sleef (Shibata and Petrogalli, 2019) computes it within 1 unit in
+    the last place, and torch's SiLU with it."""
+    log2_e, least, most = np.float32(1.4426950408889634), np.float32(-104), np.float32(100)
+    high, low = np.float32(0.693145751953125), np.float32(1.428606765330187045e-06)
+    p6, p5 = np.float32(0.000198527617612853646278381), np.float32(0.00139304355252534151077271)
+    p4, p3 = np.float32(0.00833336077630519866943359), np.float32(0.0416664853692054748535156)
+    p2, p1, one = np.float32(0.166666671633720397949219), np.float32(0.5), np.float32(1)
+
+    def exp(x: np.float32) -> np.float32:
+        n = np.rint(x * log2_e)
+        r = fma(n, -low, fma(n, -high, x))
+        p = fma(fma(fma(fma(fma(p6, r, p5), r, p4), r, p3), r, p2), r, p1)
+        power = np.int32(n)
+        part = power >> np.int32(1)  # in two parts, so that neither is beyond float32
+        y = one + fma(r * r, p, r)
+        y *= np.int32((part + np.int32(127)) << np.int32(23)).view(np.float32)
+        y *= np.int32((power - part + np.int32(127)) << np.int32(23)).view(np.float32)
+        y = np.float32(0) if x < least else y
+        return np.float32(np.inf) if x > most else y
+
+    from numba import njit
+
+    return njit(inline="always")(exp)
+
+
+def _fma() -> Any:
+    """(x, y, z): x * y + z, rounded once."""
+    from numba.extending import intrinsic
+
+    def fma(_typing: Any, x: Any, y: Any, z: Any) -> Any:
+        def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+            return builder.fma(*values)
+
+        return x(x, y, z), generate
+
+    return intrinsic(fma)
+
+
+def _rotate(half: int, n_rotated: int) -> Callable[..., None]:
+    turn, width, n_first = _turn(half), 2 * half, 2 * half * n_rotated
+
+    def rotate(
+        x_CX: Floats, positions_C: Ints, cos_PA: Floats, sin_PA: Floats, out_CX: Floats
+    ) -> None:
+        for c in range(len(x_CX)):
+            x_X, out_X, position = x_CX[c], out_CX[c], positions_C[c]
+            for first in range(0, n_first, width):
+                turn(out_X, x_X, first, cos_PA[position], sin_PA[position])
+            values, out = x_X[n_first:], out_X[n_first:]
+            for i in range(len(values)):
+                out[i] = values[i]
+
+    return rotate
+
+
+def _turn(half: int) -> Any:
+    """(out, x, first, cos_A, sin_A): rotate the head that begins at `first`, as two vectors. Loops
+    would be made of them only if the compiler knew that arrays do not overlap."""
+    from llvmlite import ir
+    from numba.core import types
+    from numba.extending import intrinsic
+
+    vector = ir.VectorType(ir.FloatType(), half).as_pointer()
+
+    def turn(_typing: Any, out: Any, x: Any, first: Any, cos_A: Any, sin_A: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            def at(which: int, index: Any) -> Any:
+                array = context.make_array(signature.args[which])(context, builder, values[which])
+                return builder.bitcast(builder.gep(array.data, [index]), vector)
+
+            def mixed(a: Any, a_by: Any, b: Any, b_by: Any) -> Any:
+                return builder.fadd(builder.fmul(a, a_by), builder.fmul(b, b_by))
+
+            zero, middle = (context.get_constant(types.intp, n) for n in (0, half))
+            starts = values[2], builder.add(values[2], middle)
+            low, high = (builder.load(at(1, start), align=4) for start in starts)
+            cos = [builder.load(at(3, index), align=4) for index in (zero, middle)]
+            sin = [builder.load(at(4, index), align=4) for index in (zero, middle)]
+            builder.store(mixed(low, cos[0], high, sin[0]), at(0, starts[0]), align=4)
+            builder.store(mixed(high, cos[1], low, sin[1]), at(0, starts[1]), align=4)
+            return context.get_dummy_value()
+
+        return types.void(out, x, first, cos_A, sin_A), generate
+
+    return intrinsic(turn)
+
+
+def _store(x: Floats, stride: int, slots_C: Ints, pool_SX: Floats) -> None:
+    width = pool_SX.shape[1]
+    for c in range(len(slots_C)):
+        first = c * stride
+        x_X, pool_X = x[first : first + width], pool_SX[slots_C[c]]
+        for i in range(width):
+            pool_X[i] = x_X[i]
