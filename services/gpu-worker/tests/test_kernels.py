@@ -32,7 +32,7 @@ def test_swiglu_has_the_bits_of_torch(width: int) -> None:
     gate_up_CY = draw(40, 2 * width, scale=6)
     gate_CF, up_CF = gate_up_CY.chunk(2, dim=-1)
     x_CF = torch.empty(40, width)
-    compile_kernels(head_dim=4, n_rotated=1).swiglu(gate_up_CY.numpy(), x_CF.numpy())
+    compile_kernels(d_model=16, head_dim=4, n_rotated=1).swiglu(gate_up_CY.numpy(), x_CF.numpy())
     whole = width - width % 32  # torch computes the rest of a row without vectors
     assert torch.equal(x_CF[:, :whole], (F.silu(gate_CF) * up_CF)[:, :whole])
     assert torch.allclose(x_CF, F.silu(gate_CF) * up_CF, rtol=1e-6, atol=0)
@@ -44,19 +44,17 @@ def test_swiglu_far_from_zero() -> None:
     )
     gate_up_CY = torch.cat((gate, torch.ones(12)))[None]
     x_CF = torch.empty(1, 12)
-    compile_kernels(head_dim=4, n_rotated=1).swiglu(gate_up_CY.numpy(), x_CF.numpy())
+    compile_kernels(d_model=16, head_dim=4, n_rotated=1).swiglu(gate_up_CY.numpy(), x_CF.numpy())
     assert torch.equal(x_CF[0].isnan(), F.silu(gate).isnan())
     assert torch.allclose(x_CF[0], F.silu(gate), rtol=1e-6, atol=1e-37, equal_nan=True)
 
 
-@pytest.mark.parametrize("width", [16, 48, 128, 1000, 4096])
+@pytest.mark.parametrize("width", [3, 16, 48, 77, 128, 1000, 3584, 4096, 12288])
 def test_norm_has_the_bits_of_torch(width: int) -> None:
     h_CD, delta_CD, weight_D = draw(40, width), draw(40, width, scale=0.1), draw(width)
-    kernels, x_CD, sum_CD = compile_kernels(head_dim=4, n_rotated=1), draw(40, width), h_CD.clone()
-    kernels.add(sum_CD.numpy(), delta_CD.numpy(), x_CD.numpy())
-    squares_C = x_CD.sum(dim=-1)
-    kernels.scale(
-        sum_CD.numpy(), squares_C.numpy(), weight_D.numpy(), np.float32(1e-6), x_CD.numpy()
+    x_CD, sum_CD = torch.empty(40, width), h_CD.clone()
+    compile_kernels(d_model=width, head_dim=4, n_rotated=1).add_norm(
+        *(sum_CD.numpy(), delta_CD.numpy(), weight_D.numpy(), np.float32(1e-6), x_CD.numpy())
     )
     assert torch.equal(sum_CD, h_CD + delta_CD)
     assert torch.equal(x_CD, rms_norm(h_CD + delta_CD, weight_D, 1e-6))
@@ -72,7 +70,7 @@ def test_rotation_has_the_bits_of_torch(
     cos_PA, sin_PA = rotary_tables(read_config(folder), CPU)
     x_CHA, position_C = draw(40, n_q + 2 * n_kv, head_dim), torch.arange(50, 10, -1)
     out_CHA = torch.empty_like(x_CHA)
-    compile_kernels(head_dim=head_dim, n_rotated=n_q + n_kv).rotate(
+    compile_kernels(d_model=16, head_dim=head_dim, n_rotated=n_q + n_kv).rotate(
         *(x_CHA.flatten(1).numpy(), position_C.numpy(), cos_PA.numpy(), sin_PA.numpy()),
         out_CHA.flatten(1).numpy(),
     )

@@ -8,32 +8,40 @@ that is no multiple of 32, whose last elements torch computes in another way).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Floats", "Ints", "Kernels", "can_fuse", "compile_kernels", "compile_store"]
+__all__ = [
+    "Floats",
+    "Ints",
+    "Kernels",
+    "can_fuse",
+    "compile_kernels",
+    "compile_store",
+]
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 
 MATRIX, VECTOR, INTS = "f4[:,::1]", "f4[::1]", "i8[::1]"
 """Types of arguments, in numba's words."""
+N_LANES, N_SUMS, STEP, N_LEVELS = 8, 4, 16, 4
+"""Of torch's sums, see _sum: elements of a vector (even with AVX-512), vectors that are summed side
+by side, and how many sums are summed at a time (in 4 million elements)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """All arrays are contiguous; what is not said to be written is not."""
 
-    add: Callable[[Floats, Floats, Floats], None]
-    """(h_CD, delta_CD, squares_CD): add to `h_CD`, and write its squares."""
-    scale: Callable[[Floats, Floats, Floats, np.float32, Floats], None]
-    """(h_CD, squares_C, weight_D, eps, x_CD): write RMSNorm, given the sums of squares."""
+    add_norm: Callable[[Floats, Floats, Floats, np.float32, Floats], None]
+    """(h_CD, delta_CD, weight_D, eps, x_CD): add to `h_CD`, then write its RMSNorm to `x_CD`."""
     swiglu: Callable[[Floats, Floats], None]
     """(gate_up_CY, x_CF): write SiLU of the gate times the other factor."""
     rotate: Callable[[Floats, Ints, Floats, Floats, Floats], None]
@@ -53,13 +61,12 @@ def can_fuse(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 @cache
-def compile_kernels(*, head_dim: int, n_rotated: int) -> Kernels:
+def compile_kernels(*, d_model: int, head_dim: int, n_rotated: int) -> Kernels:
     """For a model whose products give `n_rotated` heads to rotate, then others. Takes a second."""
-    swiglu, rotate = _swiglu(_exp(_fma())), _rotate(head_dim // 2, n_rotated)
+    rotate = _rotate(_turn(head_dim // 2), head_dim, n_rotated)
     return Kernels(
-        add=_compiled(_add, MATRIX, MATRIX, MATRIX),
-        scale=_compiled(_scale, MATRIX, VECTOR, VECTOR, "f4", MATRIX),
-        swiglu=_compiled(swiglu, MATRIX, MATRIX),
+        add_norm=_compiled(_add_norm(_squares(d_model)), MATRIX, MATRIX, VECTOR, "f4", MATRIX),
+        swiglu=_compiled(_swiglu(_exp(_fma())), MATRIX, MATRIX),
         rotate=_compiled(rotate, MATRIX, INTS, MATRIX, MATRIX, MATRIX),
     )
 
@@ -77,25 +84,73 @@ def _compiled(function: Any, *arguments: str) -> Any:
     return njit(f"void({','.join(arguments)})", nogil=True, error_model="numpy")(function)
 
 
-def _add(h_CD: Floats, delta_CD: Floats, squares_CD: Floats) -> None:
-    n, width = h_CD.shape
-    for c in range(n):
-        h_D, delta_D, squares_D = h_CD[c], delta_CD[c], squares_CD[c]
-        for d in range(width):
-            total = h_D[d] + delta_D[d]
-            h_D[d] = total
-            squares_D[d] = total * total
+def _add_norm(squares: Any) -> Callable[..., None]:
+    def add_norm(
+        h_CD: Floats, delta_CD: Floats, weight_D: Floats, eps: np.float32, x_CD: Floats
+    ) -> None:
+        n, width = h_CD.shape
+        for c in range(n):
+            h_D, delta_D, x_D = h_CD[c], delta_CD[c], x_CD[c]
+            for d in range(width):
+                h_D[d] += delta_D[d]
+            scale = np.float32(1) / np.sqrt(squares(h_D) / np.float32(width) + eps)
+            for d in range(width):
+                x_D[d] = h_D[d] * scale * weight_D[d]
+
+    return add_norm
 
 
-def _scale(
-    h_CD: Floats, squares_C: Floats, weight_D: Floats, eps: np.float32, x_CD: Floats
-) -> None:
-    n, width = h_CD.shape
-    for c in range(n):
-        h_D, x_D = h_CD[c], x_CD[c]
-        scale = np.float32(1) / np.sqrt(squares_C[c] / np.float32(width) + eps)
-        for d in range(width):
-            x_D[d] = h_D[d] * scale * weight_D[d]
+def _squares(width: int) -> Any:
+    """(x): sum of the squares of `width` elements, in the order of torch's sum: by vectors, of
+    which then the lanes are added up, behind the elements that fill no vector."""
+    from llvmlite import ir
+    from numba.core import types
+    from numba.extending import intrinsic
+
+    vector, n_whole = ir.VectorType(ir.FloatType(), N_LANES), width - width % N_LANES
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, values[0])
+
+        def square(first: int, kind: Any) -> Any:
+            at = builder.gep(array.data, [context.get_constant(types.intp, first)])
+            x = builder.load(builder.bitcast(at, kind.as_pointer()), align=4)
+            return builder.fmul(x, x)
+
+        vectors = [square(first, vector) for first in range(0, n_whole, N_LANES)]
+        parts = [square(first, vector.element) for first in range(n_whole, width)]
+        if vectors:
+            lanes = _sum(vectors, builder.fadd)
+            indices = (context.get_constant(types.int32, lane) for lane in range(N_LANES))
+            parts += [builder.extract_element(lanes, index) for index in indices]
+        return reduce(builder.fadd, parts)
+
+    def squares(_typing: Any, x: Any) -> Any:
+        return types.float32(x), generate
+
+    return intrinsic(squares)
+
+
+def _sum(values: Sequence[Any], add: Callable[[Any, Any], Any]) -> Any:
+    """Sum of one vector or more in the order of ATen's cascade_sum (SumKernel.cpp)."""
+    n = len(values) // N_SUMS
+    n_whole = n * N_SUMS
+    columns = [_cascade(values[start:n_whole:N_SUMS], add) for start in range(N_SUMS if n else 0)]
+    return reduce(add, [*columns[:1], *values[n_whole:], *columns[1:]])
+
+
+def _cascade(values: Sequence[Any], add: Callable[[Any, Any], Any]) -> Any:
+    """Sums over STEP values, sums over STEP of those, and so on, then what is left of each."""
+    sums: list[Any] = [None] * N_LEVELS
+    n_whole = len(values) - len(values) % STEP
+    for end in range(STEP, n_whole + 1, STEP):
+        sums[0] = reduce(add, values[end - STEP : end])
+        for level in range(1, N_LEVELS):
+            below, sums[level - 1] = sums[level - 1], None
+            sums[level] = below if sums[level] is None else add(sums[level], below)
+            if end // STEP**level % STEP:
+                break
+    return reduce(add, [*values[n_whole:], *(each for each in sums if each is not None)])
 
 
 def _swiglu(exp: Any) -> Callable[..., None]:
@@ -148,8 +203,8 @@ def _fma() -> Any:
     return intrinsic(fma)
 
 
-def _rotate(half: int, n_rotated: int) -> Callable[..., None]:
-    turn, width, n_first = _turn(half), 2 * half, 2 * half * n_rotated
+def _rotate(turn: Any, width: int, n_rotated: int) -> Callable[..., None]:
+    n_first = width * n_rotated
 
     def rotate(
         x_CX: Floats, positions_C: Ints, cos_PA: Floats, sin_PA: Floats, out_CX: Floats

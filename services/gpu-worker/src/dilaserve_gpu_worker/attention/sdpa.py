@@ -61,12 +61,10 @@ def _parts(ragged: Ragged, run: Run) -> Iterator[_Part]:
     stop = run.first_key + run.n_rows * run.n_keys
     slots = ragged.key_slots[run.first_key : stop].reshape(run.n_rows, run.n_keys)
     pages_BP = slots[:, ::PAGE_TOKENS] // PAGE_TOKENS
-    is_straight_B = (np.diff(pages_BP) == 1).all(axis=1)
-    follows_B = np.diff(pages_BP[:, 0], prepend=-1) == pages_BP.shape[1]
-    before_B = np.roll(is_straight_B, 1)
-    goes_on_B = (is_straight_B == before_B) & (follows_B | ~is_straight_B)
-    goes_on_B[0] = False
-    firsts = np.flatnonzero(~goes_on_B).tolist()
+    is_straight_B = (pages_BP[:, 1:] - pages_BP[:, :-1] == 1).all(axis=1)
+    follows = pages_BP[1:, 0] - pages_BP[:-1, 0] == pages_BP.shape[1]
+    goes_on = (is_straight_B[1:] == is_straight_B[:-1]) & (follows | ~is_straight_B[1:])
+    firsts = [0, *(np.flatnonzero(~goes_on) + 1).tolist()]
     for first, last in zip(firsts, [*firsts[1:], run.n_rows], strict=True):
         pages, at = pages_BP[first:last].reshape(-1), run.start + first * run.n_queries
         yield _Part(

@@ -28,7 +28,9 @@ class FusedBlocks:
         self._layers = weights.layers
         self._peers = peers
         self._kernels = compile_kernels(
-            head_dim=config.head_dim, n_rotated=config.n_heads + config.n_kv_heads
+            d_model=config.d_model,
+            head_dim=config.head_dim,
+            n_rotated=config.n_heads + config.n_kv_heads,
         )
         cos_PA, sin_PA = rotary_tables(config, weights.embedding_VD.device)
         self._cos_PA, self._sin_PA = cos_PA.numpy(), sin_PA.numpy()
@@ -87,9 +89,7 @@ class FusedBlocks:
         return reduce(linear(chunk.ff_CF, layer.down_DF))
 
     def _add_norm(self, chunk: _Chunk, delta_CD: Tensor, weight_D: Floats) -> None:
-        self._kernels.add(chunk.h, delta_CD.numpy(), chunk.x)
-        squares_C = chunk.x_CD.sum(dim=-1)  # as torch does: the order follows the processor
-        self._kernels.scale(chunk.h, squares_C.numpy(), weight_D, self._eps, chunk.x)
+        self._kernels.add_norm(chunk.h, delta_CD.numpy(), weight_D, self._eps, chunk.x)
 
 
 class _Chunk:
