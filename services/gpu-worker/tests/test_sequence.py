@@ -121,13 +121,18 @@ def predictors(row: Row, positions: list[int], first: int, shift: int) -> list[i
 
 
 @pytest.mark.parametrize("mode", MODES)
-@given(several=st.lists(sequences(), min_size=1, max_size=5), shift=st.integers(0, 1))
-def test_a_batch_lays_row_behind_row(mode: CacheMode, several: list[Sequence], shift: int) -> None:
+@given(
+    several=st.lists(st.tuples(sequences(), st.booleans()), min_size=1, max_size=5),
+    shift=st.integers(0, 1),
+)
+def test_a_batch_lays_row_behind_row(
+    mode: CacheMode, several: list[tuple[Sequence, bool]], shift: int
+) -> None:
     """Slots are those of requests in a pool one behind the other."""
     rows, first_slot = [], 0
-    for sequence in several:
+    for sequence, is_cached in several:
         sequence.slots = np.arange(first_slot, first_slot + sequence.n_tokens)
-        sequence.cached_block = sequence.block
+        sequence.cached_block = sequence.block if is_cached else None
         rows.append(sequence.next_row(mode))
         first_slot += sequence.n_tokens
     batch = build_batch(rows, shift)
