@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from dilaserve_bench.engine.bare import BareProducts
 from dilaserve_bench.engine.feed import Feed
 from dilaserve_gpu_worker.engine.batch import Batch, build_batch
-from dilaserve_gpu_worker.engine.engine import Engine, Plan
+from dilaserve_gpu_worker.engine.engine import Engine
 from dilaserve_gpu_worker.models.model import Model
 
 __all__ = ["KERNELS", "Clock", "EngineRow", "Left", "measure_row", "profile_left"]
@@ -88,9 +88,10 @@ def measure_row(
     clock: Clock,
     reached: Callable[[], None] = lambda: None,
 ) -> tuple[EngineRow, list[Left]]:
-    """Rounds of `n_passes` each, after one to warm up; every pass is followed by the bare
-    products at its shapes, so that both see the same machine. `name`: mode and concurrency.
-    `reached` is called after each of the `n_rounds` + 2 parts: the last one is the profiler's."""
+    """Rounds of `n_passes` each, after one to warm up; every round is followed by the bare products
+    at the shapes of its passes, so that both see the same machine, each after a pass that brings
+    what it reads into the caches. `name`: mode and concurrency. `reached` is called after each of
+    the `n_rounds` + 2 parts: the last one is the profiler's."""
     packed = BareProducts(model, is_packed=True) if model.is_packed else None
     beside = _Beside(BareProducts(model), packed)
     device_clock = _waiting(clock, model.device)
@@ -148,37 +149,39 @@ def _round(
     clock: Clock,
     reached: Callable[[], None],
 ) -> _Round:
+    _pass(engine, feed, _Round(), beside.plain.shift, clock)
     taken = _Round()
-    for _ in range(n_passes):
-        feed.fill()
-        plan = _pass(engine, feed, taken, clock)
-        batch = build_batch(plan.rows, beside.plain.shift)
-        plain_s = _seconds(beside.plain, batch, clock)
-        taken.plain_s += plain_s
-        taken.own_s += _seconds(beside.packed, batch, clock) if beside.packed else plain_s
+    batches = [_pass(engine, feed, taken, beside.plain.shift, clock) for _ in range(n_passes)]
+    taken.plain_s = _seconds(beside.plain, batches, clock)
+    taken.own_s = _seconds(beside.packed, batches, clock) if beside.packed else taken.plain_s
     reached()
     return taken
 
 
-def _seconds(products: BareProducts, batch: Batch, clock: Clock) -> float:
+def _seconds(products: BareProducts, batches: Sequence[Batch], clock: Clock) -> float:
+    products.run(batches[0])
     start = clock()
-    products.run(batch)
+    for batch in batches:
+        products.run(batch)
     return clock() - start
 
 
-def _pass(engine: Engine, feed: Feed, taken: _Round, clock: Clock) -> Plan:
+def _pass(engine: Engine, feed: Feed, taken: _Round, shift: int, clock: Clock) -> Batch:
+    feed.fill()
     start = clock()
     plan = engine.plan()
+    taken.step_s += clock() - start
     assert plan is not None
-    planned = clock()
+    batch = build_batch(plan.rows, shift)
+    begun = clock()
     scores = engine.forward(plan)
     computed = clock()
     output = engine.unmask(plan, scores)
-    taken.step_s += clock() - start
-    taken.forward_s += computed - planned
+    taken.step_s += clock() - begun
+    taken.forward_s += computed - begun
     taken.n_tokens += sum(len(step.positions) for step in output.steps)
     feed.drop_finished(output)
-    return plan
+    return batch
 
 
 def _is_kernel(name: str) -> bool:
