@@ -30,6 +30,7 @@ from dilaserve.model_folder import find_model
 from dilaserve.settings import variable
 from dilaserve.supervisor.plan import StackOptions
 from dilaserve.supervisor.stack import Stack, running_stack
+from dilaserve_gpu_worker.huge_pages import with_huge_pages
 
 __all__ = ["main", "run"]
 
@@ -202,6 +203,7 @@ async def _bare_loop(model: Path) -> AsyncIterator[asyncio.subprocess.Process]:
         *(sys.executable, "-m", __spec__.name if __spec__ else __name__, "--bare", str(model)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
+        env=with_huge_pages(os.environ),  # as a worker's engine has it
     )
     try:
         yield process

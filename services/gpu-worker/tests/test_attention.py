@@ -4,6 +4,7 @@ GPU are under tests/gpu; here plain ones stand in for them."""
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from dilaserve.errors import SettingsError
 from dilaserve_gpu_worker.attention import (
     Attention,
+    PooledKeys,
     Ragged,
     Run,
     attention_backend,
@@ -75,15 +77,37 @@ def test_ragged_batches_without_a_pool(name: str) -> None:
     torch.testing.assert_close(mixed.double(), plain_attention(case), atol=2e-6, rtol=1e-5)
 
 
-def test_keys_of_neighbours_are_read_where_they_lie() -> None:
-    """Of five cached rows of two pages each: the first two and the last lie as they should, one
-    between is torn apart, and one lies elsewhere."""
-    tables = [[3, 4], [5, 6], [9, 7], [0, 1], [10, 11]]
+@pytest.mark.parametrize(
+    ("tables", "copied"),
+    [
+        # the second pair lies as far apart as it likes; one row between is torn apart
+        ([[3, 4], [5, 6], [9, 7], [0, 1], [10, 11]], [[], [9, 7], []]),
+        # neighbours; even distances; three whose distances differ; a way back; a row twice
+        ([[0, 1], [2, 3], [4, 5]], [[]]),
+        ([[0, 1], [5, 6], [10, 11]], [[]]),
+        ([[0, 1], [2, 3], [7, 8]], [[], []]),
+        ([[4, 5], [2, 3]], [[], []]),
+        ([[4, 5], [4, 5], [6, 7]], [[], []]),
+        ([[1, 0], [3, 2]], [[1, 0, 3, 2]]),
+    ],
+)
+def test_keys_are_read_where_they_lie(tables: list[list[int]], copied: list[list[int]]) -> None:
+    """Cached rows of two pages each, in as few calls as their places in the pool allow."""
+    case = random_case([(len(tables), 8, 50)], seed=1)
+    assert case.pooled is not None
     slots = [page * PAGE_TOKENS + np.arange(PAGE_TOKENS) for row in tables for page in row]
-    keys = np.concatenate([np.concatenate(slots[i : i + 2])[:50] for i in range(0, 10, 2)])
-    ragged = Ragged([Run(5, 8, 50, 0, first_key=0)], np.arange(40), keys)
-    copied = [pages.tolist() for pages in attention_backend("sdpa")(ragged).arrays]
-    assert copied == [[], [9, 7], [], []]
+    rows = [np.concatenate(slots[i : i + 2])[:50] for i in range(0, len(slots), 2)]
+    run = Run(len(tables), 8, 50, 0, first_key=0)
+    ragged = Ragged([run], np.arange(run.stop), np.concatenate(rows))
+    prepared = attention_backend("sdpa")(ragged)
+    assert [pages.tolist() for pages in prepared.arrays] == copied
+    shape = (12 * PAGE_TOKENS, *case.k_TGA.shape[1:])
+    pool = PooledKeys(torch.randn(shape), torch.randn(shape))
+    found = on_device(attention_backend("sdpa"), ragged, CPU)(
+        case.q_THA, case.k_TGA, case.v_TGA, pool
+    )
+    as_given = replace(case, ragged=ragged, pooled=pool)
+    torch.testing.assert_close(found.double(), plain_attention(as_given), atol=2e-6, rtol=1e-5)
 
 
 def test_the_choice_on_a_cpu(model: Model) -> None:

@@ -81,6 +81,7 @@ def engine(
     compared = _each("--plan-policies", plan_policies, PlanPolicyName) if outputs else []
     from dilaserve_bench.engine.feed import Work
     from dilaserve_bench.engine.report import EngineReport, json_of, lines_of
+    from dilaserve_gpu_worker.huge_pages import asks_for_huge_pages
     from dilaserve_gpu_worker.loading import load_alone
 
     os.environ.setdefault(*WITHOUT_PROFILER_LOG)
@@ -98,7 +99,8 @@ def engine(
         policies = _policies(loaded, longer, requests, effort, compared, plan_tokens, watch)
     report = EngineReport(
         model=folder.name, device=str(loaded.device), threads=threads, clock=clock,
-        products="packed" if loaded.is_packed else "plain", plan_tokens=plan_tokens,
+        products="packed" if loaded.is_packed else "plain",
+        huge_pages=asks_for_huge_pages(os.environ), plan_tokens=plan_tokens,
         rows=rows, batching=batching, plan_policies=policies, left=left,
     )  # fmt: skip
     typer.echo(json_of(report) if as_json else "\n".join(lines_of(report)))

@@ -22,6 +22,8 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     products: str
     """Of the engine: packed or plain."""
     clock: str
+    huge_pages: bool
+    """Whether the process asked for them, as a worker's engine does."""
     plan_tokens: int
     rows: list[EngineRow]
     batching: Batching | None
@@ -45,6 +47,8 @@ def lines_of(report: EngineReport) -> Iterator[str]:
         f"of bare: by its products and attention alone, as the engine computes them, here with "
         f"{report.products} matrices; of torch: with products as torch computes them"
     )
+    if not report.huge_pages:
+        yield "without huge pages; as in a worker: GLIBC_TUNABLES=glibc.malloc.hugetlb=1"
     for name, parts in report.left.items():
         shares = [f"{part.operator} {100 * part.share:.1f} %" for part in parts[:6]]
         yield f"outside kernels, {name}: {', '.join(shares)}"

@@ -11,13 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dilaserve_gpu_worker.attention.runs import Ints, PooledKeys, Prepared, Ragged, Room, Run
-from dilaserve_gpu_worker.engine.kv_pool import PAGE_TOKENS, n_pages_for
+from dilaserve_gpu_worker.engine.kv_pool import PAGE_TOKENS
 
 ALIGNMENT = 64
 """Bytes of a vector: MKL takes some sums in another order of a row that begins between two."""
@@ -33,15 +32,17 @@ class _Part:
     """Flat index of the first query."""
     stop: int
     pages: Ints
-    """Those to copy, row by row; none where `first_page` says where they lie, or where a row's keys
+    """Those to copy, row by row; none where `first_slot` says where they lie, or where a row's keys
     are its own tokens."""
-    first_page: int | None = None
-    """All pages of all rows follow this one."""
+    first_slot: int | None = None
+    """Where the first row's keys begin in the pool, in which each row's follow each other."""
+    pitch: int = 0
+    """Slots from the beginning of one row's keys to that of the next."""
 
     @property
     def reads_pool(self) -> bool:
         """Whether keys beside the rows' own tokens are wanted."""
-        return self.first_page is not None or len(self.pages) > 0
+        return self.first_slot is not None or len(self.pages) > 0
 
 
 def prepare_sdpa(ragged: Ragged, room: Room | None = None) -> Prepared:
@@ -60,21 +61,37 @@ def _parts(ragged: Ragged, run: Run) -> Iterator[_Part]:
         return
     stop = run.first_key + run.n_rows * run.n_keys
     slots = ragged.key_slots[run.first_key : stop].reshape(run.n_rows, run.n_keys)
-    pages_BP = slots[:, ::PAGE_TOKENS] // PAGE_TOKENS
-    is_straight_B = (pages_BP[:, 1:] - pages_BP[:, :-1] == 1).all(axis=1)
-    follows = pages_BP[1:, 0] - pages_BP[:-1, 0] == pages_BP.shape[1]
-    goes_on = (is_straight_B[1:] == is_straight_B[:-1]) & (follows | ~is_straight_B[1:])
-    firsts = [0, *(np.flatnonzero(~goes_on) + 1).tolist()]
-    for first, last in zip(firsts, [*firsts[1:], run.n_rows], strict=True):
-        pages, at = pages_BP[first:last].reshape(-1), run.start + first * run.n_queries
+    slots_BP = slots[:, ::PAGE_TOKENS]
+    is_straight_B = (slots_BP[:, 1:] - slots_BP[:, :-1] == PAGE_TOKENS).all(axis=1).tolist()
+    first_slot_B = slots_BP[:, 0].tolist()
+    first = 0
+    while first < run.n_rows:
+        last = _end_of_part(first, is_straight_B, first_slot_B)
+        at, is_straight = run.start + first * run.n_queries, is_straight_B[first]
         yield _Part(
             n_rows=last - first,
             n_keys=run.n_keys,
             start=at,
             stop=at + (last - first) * run.n_queries,
-            pages=pages[:0] if is_straight_B[first] else pages,
-            first_page=int(pages[0]) if is_straight_B[first] else None,
+            pages=slots_BP[first : first if is_straight else last].reshape(-1) // PAGE_TOKENS,
+            first_slot=first_slot_B[first] if is_straight else None,
+            pitch=first_slot_B[last - 1] - first_slot_B[last - 2] if last - first > 1 else 0,
         )
+        first = last
+
+
+def _end_of_part(first: int, is_straight_B: Sequence[bool], first_slot_B: Sequence[int]) -> int:
+    """Index behind the last row that can be had with row `first`, all of them at even distances in
+    the pool, or all copied."""
+    rows = range(first + 1, len(is_straight_B))
+    if not is_straight_B[first]:
+        return next((row for row in rows if is_straight_B[row]), len(is_straight_B))
+    pitch = first_slot_B[first + 1] - first_slot_B[first] if rows else 0
+    for row in rows:
+        distance = first_slot_B[row] - first_slot_B[row - 1]
+        if not is_straight_B[row] or distance != pitch or distance < 0:
+            return row
+    return len(is_straight_B)
 
 
 def _attend(
@@ -105,13 +122,12 @@ def _attend(
 
 def _pooled(pool_SGA: Tensor, pages: Tensor, part: _Part) -> Tensor:
     """Keys or values of a part's rows as BGKA. What lies behind a row's last key is left out."""
-    pitch = n_pages_for(part.n_keys) * PAGE_TOKENS
-    if part.first_page is not None:
-        return _rows(pool_SGA, part.first_page * PAGE_TOKENS, pitch, part.n_rows, part.n_keys)
+    if part.first_slot is not None:
+        return _rows(pool_SGA, part.first_slot, part.pitch, part.n_rows, part.n_keys)
     # Whole pages, which is faster than slot by slot.
     pool_PSGA: Tensor = pool_SGA.unflatten(0, (-1, PAGE_TOKENS))
     copied_SGA = pool_PSGA.index_select(0, pages).flatten(0, 1)
-    return _rows(copied_SGA, 0, pitch, part.n_rows, part.n_keys)
+    return _rows(copied_SGA, 0, len(copied_SGA) // part.n_rows, part.n_rows, part.n_keys)
 
 
 def _own(x_THA: Tensor, part: _Part) -> Tensor:

@@ -19,9 +19,11 @@ from dilaserve_gpu_worker.engine.types import EngineLostError
 from dilaserve_gpu_worker.frames import LENGTH, frame
 from dilaserve_gpu_worker.host.orders import Lost, Order, Ping, Ready, Report
 from dilaserve_gpu_worker.host.port import EnginePort
+from dilaserve_gpu_worker.huge_pages import with_huge_pages
 
 __all__ = ["EngineNotStartedError", "EngineProcess", "engine_process"]
 
+COMMAND = [sys.executable, "-m", "dilaserve_gpu_worker.host"]
 EXIT_TIMEOUT_S = 5.0
 """For the exit of a process that has closed its pipe, to know its code."""
 END_TIMEOUT_S = 3.0
@@ -101,8 +103,9 @@ class EngineProcess:
 
 @asynccontextmanager
 async def engine_process() -> AsyncIterator[EngineProcess]:
-    """Start the engine's process, with this one's environment, and end it at the end. Call it in
-    the main thread: the child dies with the thread that started it."""
+    """Start the engine's process, with this one's environment (and huge pages, see huge_pages), and
+    end it at the end. Call it in the main thread: the child dies with the thread that started it.
+    """
     child = _start()
     assert child.stdin is not None
     assert child.stdout is not None
@@ -122,9 +125,10 @@ async def engine_process() -> AsyncIterator[EngineProcess]:
 
 def _start() -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "dilaserve_gpu_worker.host"],
+        COMMAND,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        env=with_huge_pages(os.environ),
         preexec_fn=_signals_left_to(die_with_parent(os.getpid())),
     )
 
