@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dilaserve_gpu_worker.kernels import can_fuse, compile_kernels, compile_store
+from dilaserve_gpu_worker.device import can_fuse
+from dilaserve_gpu_worker.kernels import compile_kernels, compile_store
 from dilaserve_gpu_worker.models import fused
 from dilaserve_gpu_worker.models.model import Model
 from dilaserve_gpu_worker.models.parts import rms_norm, rotary_tables, rotate
@@ -128,6 +129,31 @@ def test_the_last_block_computes_what_is_wanted(make_folder: Any, fuses: bool) -
     wanted_N = torch.arange(0, 320, 5)
     assert torch.equal(hidden(model, 320, wanted_N), hidden(model, 320)[wanted_N])
     assert hidden(model, 320, wanted_N[:0]).shape == (0, model.config.d_model)
+
+
+@pytest.mark.parametrize("content", [b"", b"damaged", None])
+def test_a_cache_that_is_damaged_or_cannot_be_had(
+    content: bytes | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """`None`: there is nowhere to write."""
+    monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path / "cache"))
+    fresh = compile_store.__wrapped__
+    if content is None:
+        monkeypatch.setattr("numba.core.caching.CacheImpl._locator_classes", [])
+    else:
+        fresh()
+        kept = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert {path.suffix for path in kept} == {".nbi", ".nbc"}
+        for path in kept:
+            path.write_bytes(content)
+    caplog.clear()
+    pool_SX = torch.zeros(3, 4)
+    fresh()(np.ones(4, np.float32), 4, np.array([1]), pool_SX.numpy())
+    assert pool_SX[1].tolist() == [1, 1, 1, 1]
+    assert "numba's cache cannot be used" in caplog.text
 
 
 def test_only_float32_on_a_cpu_is_fused(make_folder: Any) -> None:

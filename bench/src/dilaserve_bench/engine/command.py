@@ -99,9 +99,9 @@ def engine(
         policies = _policies(loaded, longer, requests, effort, compared, plan_tokens, watch)
     report = EngineReport(
         model=folder.name, device=str(loaded.device), threads=threads, clock=clock,
-        products="packed" if loaded.is_packed else "plain",
-        huge_pages=asks_for_huge_pages(os.environ), plan_tokens=plan_tokens,
-        rows=rows, batching=batching, plan_policies=policies, left=left,
+        products="packed" if loaded.is_packed else "plain", plan_tokens=plan_tokens,
+        huge_pages=asks_for_huge_pages(os.environ), rows=rows, batching=batching,
+        plan_policies=policies, left=left,
     )  # fmt: skip
     typer.echo(json_of(report) if as_json else "\n".join(lines_of(report)))
 

@@ -41,3 +41,10 @@ def default_dtype(device: torch.device, stored: torch.dtype) -> torch.dtype:
     if device.type == "cpu":
         return torch.float32
     return stored if stored.itemsize == 2 else torch.bfloat16
+
+
+def can_fuse(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether kernels of our own (see kernels) run there, as fast as they should and with torch's
+    bits."""
+    has_vectors = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+    return device.type == "cpu" and dtype == torch.float32 and has_vectors

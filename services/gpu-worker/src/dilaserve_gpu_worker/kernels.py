@@ -8,23 +8,22 @@ that is no multiple of 32, whose last elements torch computes in another way).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
+from llvmlite import ir
+from numba import njit
+from numba.core import types
+from numba.extending import intrinsic
 
-__all__ = [
-    "Floats",
-    "Ints",
-    "Kernels",
-    "can_fuse",
-    "compile_kernels",
-    "compile_store",
-]
+__all__ = ["Floats", "Ints", "Kernels", "Store", "compile_kernels", "compile_store"]
+
+log = logging.getLogger(__name__)
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -34,6 +33,15 @@ MATRIX, VECTOR, INTS = "f4[:,::1]", "f4[::1]", "i8[::1]"
 N_LANES, N_SUMS, STEP, N_LEVELS = 8, 4, 16, 4
 """Of torch's sums, see _sum: elements of a vector (even with AVX-512), vectors that are summed side
 by side, and how many sums are summed at a time (in 4 million elements)."""
+LOG2_E = np.float32(1.4426950408889634)
+LN_2_HIGH, LN_2_LOW = np.float32(0.693145751953125), np.float32(1.428606765330187045e-06)
+P6, P5 = np.float32(0.000198527617612853646278381), np.float32(0.00139304355252534151077271)
+P4, P3 = np.float32(0.00833336077630519866943359), np.float32(0.0416664853692054748535156)
+P2, P1 = np.float32(0.166666671633720397949219), np.float32(0.5)
+"""Of the exponential, see _exp: the logarithm of 2 in two parts, the first of few bits, and the
+polynomial."""
+LEAST, MOST = np.float32(-104), np.float32(100)
+"""Below and above, it is 0 and infinite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +62,14 @@ Store = Callable[[Floats, int, Ints, Floats], None]
 `stride` elements."""
 
 
-def can_fuse(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether these kernels run there, as fast as they should and with torch's bits."""
-    has_vectors = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-    return device.type == "cpu" and dtype == torch.float32 and has_vectors
-
-
 @cache
 def compile_kernels(*, d_model: int, head_dim: int, n_rotated: int) -> Kernels:
-    """For a model whose products give `n_rotated` heads to rotate, then others. Takes a second."""
-    rotate = _rotate(_turn(head_dim // 2), head_dim, n_rotated)
+    """For a model whose products give `n_rotated` heads to rotate, then others. Takes a second, and
+    less where numba has kept what it compiled before."""
+    rotate = _rotate(head_dim // 2, n_rotated)
     return Kernels(
-        add_norm=_compiled(_add_norm(_squares(d_model)), MATRIX, MATRIX, VECTOR, "f4", MATRIX),
-        swiglu=_compiled(_swiglu(_exp(_fma())), MATRIX, MATRIX),
+        add_norm=_compiled(_add_norm(d_model), MATRIX, MATRIX, VECTOR, "f4", MATRIX),
+        swiglu=_compiled(_swiglu, MATRIX, MATRIX),
         rotate=_compiled(rotate, MATRIX, INTS, MATRIX, MATRIX, MATRIX),
     )
 
@@ -79,35 +82,39 @@ def compile_store() -> Store:
 
 
 def _compiled(function: Any, *arguments: str) -> Any:
-    from numba import njit
+    """Kept where Python keeps its own, or in the user's cache folder. Where neither can be written,
+    or what is kept there is damaged, it is compiled at every start."""
+    compiler = partial(njit, f"void({','.join(arguments)})", nogil=True, error_model="numpy")
+    try:
+        return compiler(cache=True)(function)
+    except Exception as error:  # noqa: BLE001 - damaged files raise anything; our faults come again
+        log.warning("kernels are compiled anew, numba's cache cannot be used: %r", error)
+        return compiler()(function)
 
-    return njit(f"void({','.join(arguments)})", nogil=True, error_model="numpy")(function)
+
+# --- kernels --------------------------------------------------------------------------------------
 
 
-def _add_norm(squares: Any) -> Callable[..., None]:
+def _add_norm(width: int) -> Callable[..., None]:
     def add_norm(
         h_CD: Floats, delta_CD: Floats, weight_D: Floats, eps: np.float32, x_CD: Floats
     ) -> None:
-        n, width = h_CD.shape
-        for c in range(n):
+        for c in range(len(h_CD)):
             h_D, delta_D, x_D = h_CD[c], delta_CD[c], x_CD[c]
             for d in range(width):
                 h_D[d] += delta_D[d]
-            scale = np.float32(1) / np.sqrt(squares(h_D) / np.float32(width) + eps)
+            scale = np.float32(1) / np.sqrt(_squares(h_D, width) / np.float32(width) + eps)
             for d in range(width):
                 x_D[d] = h_D[d] * scale * weight_D[d]
 
     return add_norm
 
 
-def _squares(width: int) -> Any:
-    """(x): sum of the squares of `width` elements, in the order of torch's sum: by vectors, of
-    which then the lanes are added up, behind the elements that fill no vector."""
-    from llvmlite import ir
-    from numba.core import types
-    from numba.extending import intrinsic
-
-    vector, n_whole = ir.VectorType(ir.FloatType(), N_LANES), width - width % N_LANES
+def _emit_squares(_typing: Any, x: Any, width: Any) -> Any:
+    """Sum of the squares of `width` elements, in the order of torch's sum: by vectors, of which
+    then the lanes are added up, behind the elements that fill no vector."""
+    n = width.literal_value
+    vector, n_whole = ir.VectorType(ir.FloatType(), N_LANES), n - n % N_LANES
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, values[0])
@@ -118,17 +125,14 @@ def _squares(width: int) -> Any:
             return builder.fmul(x, x)
 
         vectors = [square(first, vector) for first in range(0, n_whole, N_LANES)]
-        parts = [square(first, vector.element) for first in range(n_whole, width)]
+        parts = [square(first, vector.element) for first in range(n_whole, n)]
         if vectors:
             lanes = _sum(vectors, builder.fadd)
             indices = (context.get_constant(types.int32, lane) for lane in range(N_LANES))
             parts += [builder.extract_element(lanes, index) for index in indices]
         return reduce(builder.fadd, parts)
 
-    def squares(_typing: Any, x: Any) -> Any:
-        return types.float32(x), generate
-
-    return intrinsic(squares)
+    return types.float32(x, width), generate
 
 
 def _sum(values: Sequence[Any], add: Callable[[Any, Any], Any]) -> Any:
@@ -153,58 +157,40 @@ def _cascade(values: Sequence[Any], add: Callable[[Any, Any], Any]) -> Any:
     return reduce(add, [*values[n_whole:], *(each for each in sums if each is not None)])
 
 
-def _swiglu(exp: Any) -> Callable[..., None]:
-    def swiglu(gate_up_CY: Floats, x_CF: Floats) -> None:
-        n, width = x_CF.shape
-        for c in range(n):
-            gate_F, up_F, x_F = gate_up_CY[c, :width], gate_up_CY[c, width:], x_CF[c]
-            for f in range(width):
-                x_F[f] = gate_F[f] / (np.float32(1) + exp(-gate_F[f])) * up_F[f]
-
-    return swiglu
+def _swiglu(gate_up_CY: Floats, x_CF: Floats) -> None:
+    n, width = x_CF.shape
+    for c in range(n):
+        gate_F, up_F, x_F = gate_up_CY[c, :width], gate_up_CY[c, width:], x_CF[c]
+        for f in range(width):
+            x_F[f] = gate_F[f] / (np.float32(1) + _exp(-gate_F[f])) * up_F[f]
 
 
-def _exp(fma: Any) -> Any:
+def _exponential(x: np.float32) -> np.float32:
     """2**n times a polynomial, as Sleef (Shibata and Petrogalli, 2019) computes it within 1 unit in
     the last place, and torch's SiLU with it."""
-    log2_e, least, most = np.float32(1.4426950408889634), np.float32(-104), np.float32(100)
-    high, low = np.float32(0.693145751953125), np.float32(1.428606765330187045e-06)
-    p6, p5 = np.float32(0.000198527617612853646278381), np.float32(0.00139304355252534151077271)
-    p4, p3 = np.float32(0.00833336077630519866943359), np.float32(0.0416664853692054748535156)
-    p2, p1, one = np.float32(0.166666671633720397949219), np.float32(0.5), np.float32(1)
-
-    def exp(x: np.float32) -> np.float32:
-        n = np.rint(x * log2_e)
-        r = fma(n, -low, fma(n, -high, x))
-        p = fma(fma(fma(fma(fma(p6, r, p5), r, p4), r, p3), r, p2), r, p1)
-        power = np.int32(n)
-        part = power >> np.int32(1)  # in two parts, so that neither is beyond float32
-        y = one + fma(r * r, p, r)
-        y *= np.int32((part + np.int32(127)) << np.int32(23)).view(np.float32)
-        y *= np.int32((power - part + np.int32(127)) << np.int32(23)).view(np.float32)
-        y = np.float32(0) if x < least else y
-        return np.float32(np.inf) if x > most else y
-
-    from numba import njit
-
-    return njit(inline="always")(exp)
+    n = np.rint(x * LOG2_E)
+    r = _fma(n, -LN_2_LOW, _fma(n, -LN_2_HIGH, x))
+    p = _fma(_fma(_fma(_fma(_fma(P6, r, P5), r, P4), r, P3), r, P2), r, P1)
+    power = np.int32(n)
+    part = power >> np.int32(1)  # in two parts, so that neither is beyond float32
+    y = np.float32(1) + _fma(r * r, p, r)
+    y *= np.int32((part + np.int32(127)) << np.int32(23)).view(np.float32)
+    y *= np.int32((power - part + np.int32(127)) << np.int32(23)).view(np.float32)
+    y = np.float32(0) if x < LEAST else y
+    return np.float32(np.inf) if x > MOST else y
 
 
-def _fma() -> Any:
-    """(x, y, z): x * y + z, rounded once."""
-    from numba.extending import intrinsic
+def _emit_fma(_typing: Any, x: Any, y: Any, z: Any) -> Any:
+    """x * y + z, rounded once."""
 
-    def fma(_typing: Any, x: Any, y: Any, z: Any) -> Any:
-        def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-            return builder.fma(*values)
+    def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        return builder.fma(*values)
 
-        return x(x, y, z), generate
-
-    return intrinsic(fma)
+    return x(x, y, z), generate
 
 
-def _rotate(turn: Any, width: int, n_rotated: int) -> Callable[..., None]:
-    n_first = width * n_rotated
+def _rotate(half: int, n_rotated: int) -> Callable[..., None]:
+    width, n_first = 2 * half, 2 * half * n_rotated
 
     def rotate(
         x_CX: Floats, positions_C: Ints, cos_PA: Floats, sin_PA: Floats, out_CX: Floats
@@ -212,7 +198,7 @@ def _rotate(turn: Any, width: int, n_rotated: int) -> Callable[..., None]:
         for c in range(len(x_CX)):
             x_X, out_X, position = x_CX[c], out_CX[c], positions_C[c]
             for first in range(0, n_first, width):
-                turn(out_X, x_X, first, cos_PA[position], sin_PA[position])
+                _turn(out_X, x_X, first, cos_PA[position], sin_PA[position], half)
             values, out = x_X[n_first:], out_X[n_first:]
             for i in range(len(values)):
                 out[i] = values[i]
@@ -220,36 +206,31 @@ def _rotate(turn: Any, width: int, n_rotated: int) -> Callable[..., None]:
     return rotate
 
 
-def _turn(half: int) -> Any:
-    """(out, x, first, cos_A, sin_A): rotate the head that begins at `first`, as two vectors. Loops
-    would be made of them only if the compiler knew that arrays do not overlap."""
-    from llvmlite import ir
-    from numba.core import types
-    from numba.extending import intrinsic
+def _emit_turn(
+    _typing: Any, out: Any, x: Any, first: Any, cos_A: Any, sin_A: Any, half: Any
+) -> Any:
+    """Rotate the head that begins at `first`, as two vectors. Loops would be made of them only if
+    the compiler knew that arrays do not overlap."""
+    vector = ir.VectorType(ir.FloatType(), half.literal_value).as_pointer()
 
-    vector = ir.VectorType(ir.FloatType(), half).as_pointer()
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        def at(which: int, index: Any) -> Any:
+            array = context.make_array(signature.args[which])(context, builder, values[which])
+            return builder.bitcast(builder.gep(array.data, [index]), vector)
 
-    def turn(_typing: Any, out: Any, x: Any, first: Any, cos_A: Any, sin_A: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            def at(which: int, index: Any) -> Any:
-                array = context.make_array(signature.args[which])(context, builder, values[which])
-                return builder.bitcast(builder.gep(array.data, [index]), vector)
+        def mixed(a: Any, a_by: Any, b: Any, b_by: Any) -> Any:
+            return builder.fadd(builder.fmul(a, a_by), builder.fmul(b, b_by))
 
-            def mixed(a: Any, a_by: Any, b: Any, b_by: Any) -> Any:
-                return builder.fadd(builder.fmul(a, a_by), builder.fmul(b, b_by))
+        zero, middle = (context.get_constant(types.intp, n) for n in (0, half.literal_value))
+        starts = values[2], builder.add(values[2], middle)
+        low, high = (builder.load(at(1, start), align=4) for start in starts)
+        cos = [builder.load(at(3, index), align=4) for index in (zero, middle)]
+        sin = [builder.load(at(4, index), align=4) for index in (zero, middle)]
+        builder.store(mixed(low, cos[0], high, sin[0]), at(0, starts[0]), align=4)
+        builder.store(mixed(high, cos[1], low, sin[1]), at(0, starts[1]), align=4)
+        return context.get_dummy_value()
 
-            zero, middle = (context.get_constant(types.intp, n) for n in (0, half))
-            starts = values[2], builder.add(values[2], middle)
-            low, high = (builder.load(at(1, start), align=4) for start in starts)
-            cos = [builder.load(at(3, index), align=4) for index in (zero, middle)]
-            sin = [builder.load(at(4, index), align=4) for index in (zero, middle)]
-            builder.store(mixed(low, cos[0], high, sin[0]), at(0, starts[0]), align=4)
-            builder.store(mixed(high, cos[1], low, sin[1]), at(0, starts[1]), align=4)
-            return context.get_dummy_value()
-
-        return types.void(out, x, first, cos_A, sin_A), generate
-
-    return intrinsic(turn)
+    return types.void(out, x, first, cos_A, sin_A, half), generate
 
 
 def _store(x: Floats, stride: int, slots_C: Ints, pool_SX: Floats) -> None:
@@ -259,3 +240,9 @@ def _store(x: Floats, stride: int, slots_C: Ints, pool_SX: Floats) -> None:
         x_X, pool_X = x[first : first + width], pool_SX[slots_C[c]]
         for i in range(width):
             pool_X[i] = x_X[i]
+
+
+_squares: Any = intrinsic(prefer_literal=True)(_emit_squares)
+_fma: Any = intrinsic(_emit_fma)
+_turn: Any = intrinsic(prefer_literal=True)(_emit_turn)
+_exp: Any = njit(inline="always")(_exponential)

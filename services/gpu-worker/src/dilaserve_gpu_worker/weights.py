@@ -13,8 +13,7 @@ from torch import Tensor
 
 from dilaserve.errors import ModelFolderError
 from dilaserve_gpu_worker.checkpoint import Checkpoint
-from dilaserve_gpu_worker.device import default_dtype
-from dilaserve_gpu_worker.kernels import can_fuse
+from dilaserve_gpu_worker.device import can_fuse, default_dtype
 from dilaserve_gpu_worker.layout import beyond_last, block_names, tensor_shapes, top_names
 from dilaserve_gpu_worker.model_config import read_config, shard_config
 from dilaserve_gpu_worker.model_files import weights_hash

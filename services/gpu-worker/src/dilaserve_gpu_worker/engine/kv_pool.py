@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dilaserve_gpu_worker.kernels import Store
 from dilaserve_gpu_worker.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from dilaserve_gpu_worker.kernels import Store
 
 PAGE_TOKENS = 32
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,9 +27,11 @@ from dilaserve_gpu_worker.engine.batch import MIN_ROWS, Batch
 from dilaserve_gpu_worker.engine.graphs import GraphOptions, GraphShapes, StepGraphs, padded
 from dilaserve_gpu_worker.engine.kv_pool import KVPool
 from dilaserve_gpu_worker.engine.unmask import best_confidence
-from dilaserve_gpu_worker.kernels import compile_store
 from dilaserve_gpu_worker.models.model import Model
 from dilaserve_gpu_worker.transfer import Array, StaticArrays, put
+
+if TYPE_CHECKING:
+    from dilaserve_gpu_worker.kernels import Store
 
 _OUTLOOK_ELEMENTS = 1 << 26
 """Logits that are looked at at a time for their confidence only, which bounds their memory."""
@@ -165,9 +168,18 @@ def make_runner(
         )
         padding = PaddedGraphs(shapes, StepGraphs(graphs), scratch_page=n_pages)
     n_all = n_pages + (padding is not None)
-    store = compile_store() if model.is_fused else None
-    pool = KVPool(model.config, n_all, device=model.device, dtype=model.dtype, store=store)
+    pool = KVPool(
+        model.config, n_all, device=model.device, dtype=model.dtype, store=_store_of(model)
+    )
     return Runner(model, pool, backend, mask_id=mask_id, graphs=padding)
+
+
+def _store_of(model: Model) -> Store | None:
+    if not model.is_fused:
+        return None
+    from dilaserve_gpu_worker.kernels import compile_store  # and with it numba
+
+    return compile_store()
 
 
 def _ragged(batch: Batch) -> Ragged:

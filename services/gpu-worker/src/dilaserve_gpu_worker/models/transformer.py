@@ -15,7 +15,6 @@ from torch import Tensor
 
 from dilaserve_gpu_worker.models.blocks import Blocks, TorchBlocks, Weights
 from dilaserve_gpu_worker.models.config import ModelConfig
-from dilaserve_gpu_worker.models.fused import FusedBlocks
 from dilaserve_gpu_worker.models.model import Attend
 from dilaserve_gpu_worker.models.parts import embed, rms_norm
 from dilaserve_gpu_worker.models.peers import Apart, Peers
@@ -24,7 +23,7 @@ from dilaserve_gpu_worker.models.products import linear
 
 class Transformer(ABC):
     """RMSNorm in fp32; each architecture says in which type its positions are rotated. `is_fused`:
-    between products and attention our own kernels run, where these can (see kernels.can_fuse)."""
+    between products and attention our own kernels run, where these can (see device.can_fuse)."""
 
     def __init__(
         self, config: ModelConfig, weights: Weights, peers: Peers, *, is_fused: bool = False
@@ -33,13 +32,16 @@ class Transformer(ABC):
         self.is_fused = is_fused
         self._weights = weights
         self._peers = peers
-        self._blocks: Blocks = (
-            FusedBlocks(config, weights, peers) if is_fused else self._torch_blocks()
-        )
+        self._blocks: Blocks = self._fused_blocks() if is_fused else self._torch_blocks()
 
     @abstractmethod
     def _rotary_dtype(self) -> torch.dtype:
         """Type in which queries and keys are rotated."""
+
+    def _fused_blocks(self) -> Blocks:
+        from dilaserve_gpu_worker.models.fused import FusedBlocks  # and with it numba
+
+        return FusedBlocks(self.config, self._weights, self._peers)
 
     def _torch_blocks(self) -> TorchBlocks:
         return TorchBlocks(self.config, self._weights, self._peers, self._rotary_dtype())
