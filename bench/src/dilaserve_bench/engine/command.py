@@ -98,10 +98,9 @@ def engine(
         batching = _batching(loaded, longer, requests, effort, watch) if outputs else None
         policies = _policies(loaded, longer, requests, effort, compared, plan_tokens, watch)
     report = EngineReport(
-        model=folder.name, device=str(loaded.device), threads=threads, clock=clock,
-        products="packed" if loaded.is_packed else "plain", plan_tokens=plan_tokens,
-        huge_pages=asks_for_huge_pages(os.environ), rows=rows, batching=batching,
-        plan_policies=policies, left=left,
+        model=folder.name, device=str(loaded.device), threads=threads, clock=clock, rows=rows,
+        products="packed" if loaded.is_packed else "plain", plan_tokens=plan_tokens, left=left,
+        huge_pages=asks_for_huge_pages(os.environ), batching=batching, plan_policies=policies,
     )  # fmt: skip
     typer.echo(json_of(report) if as_json else "\n".join(lines_of(report)))
 
