@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -131,32 +132,14 @@ def test_the_last_block_computes_what_is_wanted(make_folder: Any, fuses: bool) -
     assert hidden(model, 320, wanted_N[:0]).shape == (0, model.config.d_model)
 
 
-@pytest.mark.parametrize("content", [b"", b"damaged", None])
-def test_a_cache_that_is_damaged_or_cannot_be_had(
-    content: bytes | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """`None`: there is nowhere to write."""
-    monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path / "cache"))
-    fresh = compile_store.__wrapped__
-    if content is None:
-        monkeypatch.setattr("numba.core.caching.CacheImpl._locator_classes", [])
-    else:
-        fresh()
-        kept = [path for path in tmp_path.rglob("*") if path.is_file()]
-        assert {path.suffix for path in kept} == {".nbi", ".nbc"}
-        for path in kept:
-            path.write_bytes(content)
-    caplog.clear()
-    pool_SX = torch.zeros(3, 4)
-    fresh()(np.ones(4, np.float32), 4, np.array([1]), pool_SX.numpy())
-    assert pool_SX[1].tolist() == [1, 1, 1, 1]
-    assert "numba's cache cannot be used" in caplog.text
-
-
 def test_only_float32_on_a_cpu_is_fused(make_folder: Any) -> None:
     assert not can_fuse(CPU, torch.bfloat16)
     assert not can_fuse(torch.device("cuda"), torch.float32)
     assert not load_model(make_folder(), dtype=torch.bfloat16).is_fused
+
+
+def test_without_numba_blocks_are_those_of_torch(
+    make_folder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    assert not load_model(make_folder()).is_fused

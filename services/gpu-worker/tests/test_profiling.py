@@ -292,8 +292,8 @@ def test_a_profile_names_what_a_pass_depends_on(
     assert run_cli(make_folder(), out).exit_code == 0
     conditions = load_profiles(out).conditions
     assert set(conditions) == {
-        "weights", "device", "dtype", "attention", "products", "cuda-graphs", "compile",
-        "threads", "cache", "block", "output-len",
+        "weights", "device", "dtype", "attention", "products", "kernels", "cuda-graphs",
+        "compile", "threads", "cache", "block", "output-len",
     }  # fmt: skip
     named = {name: conditions[name] for name in ("dtype", "attention", "products", "compile")}
     assert named == {
@@ -315,7 +315,7 @@ def test_an_older_profile_is_read_but_not_gone_on_with(
         conditions={
             name: value
             for name, value in profiles.conditions.items()
-            if name not in ("products", "cuda-graphs", "compile")
+            if name not in ("products", "kernels", "cuda-graphs", "compile")
         },
     )
     save_profiles(older, out)

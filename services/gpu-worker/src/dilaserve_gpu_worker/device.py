@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import re
 
 import torch
 
 from dilaserve.errors import SettingsError
+
+log = logging.getLogger(__name__)
 
 KNOWN = re.compile("cpu|cuda(:(0|[1-9][0-9]?))?")
 """Of all that torch knows, what the engine runs on."""
@@ -46,5 +49,19 @@ def default_dtype(device: torch.device, stored: torch.dtype) -> torch.dtype:
 def can_fuse(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether kernels of our own (see kernels) run there, as fast as they should and with torch's
     bits."""
-    has_vectors = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-    return device.type == "cpu" and dtype == torch.float32 and has_vectors
+    if device.type != "cpu" or dtype != torch.float32:
+        return False
+    if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
+        return False
+    if not _has_numba():
+        log.warning("passes take longer without numba, which cannot be imported; install it")
+        return False
+    return True
+
+
+def _has_numba() -> bool:
+    try:
+        import numba  # noqa: F401
+    except ImportError:
+        return False
+    return True

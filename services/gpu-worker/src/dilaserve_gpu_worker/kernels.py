@@ -8,10 +8,9 @@ that is no multiple of 32, whose last elements torch computes in another way).
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial, reduce
+from functools import cache, reduce
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,6 @@ from numba.core import types
 from numba.extending import intrinsic
 
 __all__ = ["Floats", "Ints", "Kernels", "Store", "compile_kernels", "compile_store"]
-
-log = logging.getLogger(__name__)
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -64,8 +61,7 @@ Store = Callable[[Floats, int, Ints, Floats], None]
 
 @cache
 def compile_kernels(*, d_model: int, head_dim: int, n_rotated: int) -> Kernels:
-    """For a model whose products give `n_rotated` heads to rotate, then others. Takes a second, and
-    less where numba has kept what it compiled before."""
+    """For a model whose products give `n_rotated` heads to rotate, then others. Takes a second."""
     rotate = _rotate(head_dim // 2, n_rotated)
     return Kernels(
         add_norm=_compiled(_add_norm(d_model), MATRIX, MATRIX, VECTOR, "f4", MATRIX),
@@ -82,14 +78,8 @@ def compile_store() -> Store:
 
 
 def _compiled(function: Any, *arguments: str) -> Any:
-    """Kept where Python keeps its own, or in the user's cache folder. Where neither can be written,
-    or what is kept there is damaged, it is compiled at every start."""
-    compiler = partial(njit, f"void({','.join(arguments)})", nogil=True, error_model="numpy")
-    try:
-        return compiler(cache=True)(function)
-    except Exception as error:  # noqa: BLE001 - damaged files raise anything; our faults come again
-        log.warning("kernels are compiled anew, numba's cache cannot be used: %r", error)
-        return compiler()(function)
+    """Not kept by numba's cache, which does not check what it loads."""
+    return njit(f"void({','.join(arguments)})", nogil=True, error_model="numpy")(function)
 
 
 # --- kernels --------------------------------------------------------------------------------------

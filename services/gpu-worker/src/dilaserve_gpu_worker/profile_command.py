@@ -184,6 +184,7 @@ def _fresh(settings: WorkerSettings, grid: Grid, engine: Engine) -> ProfileSet:
             "dtype": engine.dtype,
             "attention": engine.attention,
             "products": engine.products,
+            "kernels": engine.kernels,
             "cuda-graphs": settings.cuda_graphs,
             "compile": settings.compile,
             "threads": str(settings.threads),

@@ -92,6 +92,8 @@ class Engine:
         """Name of the type of activations, keys and values."""
         self.products = "packed" if model.is_packed else "plain"
         """What the weight matrices are, see models.products."""
+        self.kernels = "fused" if model.is_fused else "torch"
+        """What computes between products and attention, see Model.is_fused."""
         self._runner = make_runner(
             model,
             None if cache_mode == "none" else self._n_pages,

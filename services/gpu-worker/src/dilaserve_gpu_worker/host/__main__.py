@@ -78,7 +78,8 @@ def _words(settings: WorkerSettings, engine: Engine, info: InstanceInfo) -> str:
         f"model {info.model_id} on {info.device}, tensor parallelism {info.tp_degree}, "
         f"cache {info.cache_mode}, attention {engine.attention}, CUDA graphs {graphs.words}, "
         f"torch.compile {settings.compile}, type {engine.dtype}, products {engine.products}, "
-        f"plan policy {settings.plan_policy}, {info.n_kv_tokens} KV tokens"
+        f"kernels {engine.kernels}, plan policy {settings.plan_policy}, "
+        f"{info.n_kv_tokens} KV tokens"
     )
 
 
