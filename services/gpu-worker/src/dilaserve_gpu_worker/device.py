@@ -53,15 +53,15 @@ def can_fuse(device: torch.device, dtype: torch.dtype) -> bool:
         return False
     if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
         return False
-    if not _has_numba():
-        log.warning("passes take longer without numba, which cannot be imported; install it")
+    if not _can_compile():
+        log.warning("passes take longer without numba; install it, and unset NUMBA_DISABLE_JIT")
         return False
     return True
 
 
-def _has_numba() -> bool:
+def _can_compile() -> bool:
     try:
-        import numba  # noqa: F401
+        import numba
     except ImportError:
         return False
-    return True
+    return not numba.config.DISABLE_JIT

@@ -116,17 +116,18 @@ def _emit_squares(_typing: Any, x: Any, width: Any) -> Any:
 
         vectors = [square(first, vector) for first in range(0, n_whole, N_LANES)]
         parts = [square(first, vector.element) for first in range(n_whole, n)]
-        if vectors:
-            lanes = _sum(vectors, builder.fadd)
-            indices = (context.get_constant(types.int32, lane) for lane in range(N_LANES))
-            parts += [builder.extract_element(lanes, index) for index in indices]
+        if not vectors:
+            return _sum(parts, builder.fadd)
+        lanes = _sum(vectors, builder.fadd)
+        indices = (context.get_constant(types.int32, lane) for lane in range(N_LANES))
+        parts += [builder.extract_element(lanes, index) for index in indices]
         return reduce(builder.fadd, parts)
 
     return types.float32(x, width), generate
 
 
 def _sum(values: Sequence[Any], add: Callable[[Any, Any], Any]) -> Any:
-    """Sum of one vector or more in the order of ATen's cascade_sum (SumKernel.cpp)."""
+    """Sum of one vector or number, or more, in the order of ATen's cascade_sum (SumKernel.cpp)."""
     n = len(values) // N_SUMS
     n_whole = n * N_SUMS
     columns = [_cascade(values[start:n_whole:N_SUMS], add) for start in range(N_SUMS if n else 0)]
