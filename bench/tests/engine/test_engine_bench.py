@@ -95,14 +95,34 @@ def test_bare_products_are_those_of_the_pass(model: Model, cache_mode: CacheMode
         kinds |= {row.kind for row in plan.rows}
         with Products() as wanted:
             scores = engine.forward(plan)
+        batch = build_batch(plan.rows, bare.shift)
+        for products in (bare, kernels):
+            products.warm_up([batch])
         with Products() as found:
-            bare.run(build_batch(plan.rows, bare.shift))
+            bare.run(batch)
         with Products() as as_the_engine:
-            kernels.run(build_batch(plan.rows, bare.shift))
+            kernels.run(batch)
         assert wanted.seen.total() >= 5 * model.config.n_layers
         assert found.seen == wanted.as_torch_does()
         assert as_the_engine.seen == wanted.seen
         feed.drop_finished(engine.unmask(plan, scores))
+
+
+def test_bare_products_make_room_before_they_are_timed(model: Model) -> None:
+    engine, bare = new_engine(model, "dual"), BareProducts(model)
+    feed = Feed(engine, requests_of(WORK), 3)
+    batches = []
+    for _ in range(12):
+        feed.fill()
+        plan = engine.plan()
+        assert plan is not None
+        batches.append(build_batch(plan.rows, bare.shift))
+        feed.drop_finished(engine.unmask(plan, engine.forward(plan)))
+    bare.warm_up(batches)
+    before = [tensor.data_ptr() for tensor in (bare._scratch, *bare._pools)]
+    for batch in batches:
+        bare.run(batch)
+    assert [tensor.data_ptr() for tensor in (bare._scratch, *bare._pools)] == before
 
 
 @pytest.mark.parametrize("is_continuous", [True, False])

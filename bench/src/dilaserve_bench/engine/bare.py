@@ -45,6 +45,15 @@ class BareProducts:
         """Keys and values that a pass does not compute, of each layer its own, as a cache has."""
 
     @torch.inference_mode()
+    def warm_up(self, batches: Sequence[Batch]) -> None:
+        """Make room for all of them, which is none of the work, and run the first."""
+        n_pooled = max(sum(map(self._n_pooled, batch.runs)) for batch in batches)
+        if n_pooled > len(self._pools[0]):
+            self._pools = [self._random(n_pooled) for _ in self._pools]
+        self._inputs((max(map(self._n_inputs, batches)),))
+        self.run(batches[0])
+
+    @torch.inference_mode()
     def run(self, batch: Batch) -> None:
         """Those of one pass, on inputs that lie ready in one piece; behind the last attention, as
         in a pass, of the tokens alone whose logits or confidence are wanted."""
@@ -68,9 +77,6 @@ class BareProducts:
         """Keys that a pass computes itself lie ready, too; others in the layer's pool, run by run,
         which is read once in a pass."""
         config, first = self._config, 0
-        n_pooled = sum(map(self._n_pooled, runs))
-        if n_pooled > len(self._pools[index]):
-            self._pools[index] = self._random(n_pooled)
         for run in runs:
             queries = (run.n_rows, config.n_heads, run.n_queries, config.head_dim)
             keys = (run.n_rows, config.n_kv_heads, run.n_keys, config.head_dim)
@@ -81,6 +87,13 @@ class BareProducts:
             F.scaled_dot_product_attention(
                 q_BHQA, k_BGKA, v_BGKA, enable_gqa=config.n_heads != config.n_kv_heads
             )
+
+    def _n_inputs(self, batch: Batch) -> int:
+        """No less than what any of its products and attentions takes."""
+        config, n = self._config, len(batch.tokens_T)
+        width = config.d_model + config.n_heads * config.head_dim + config.d_ff
+        of_keys = 2 * config.n_kv_heads * config.head_dim
+        return n * width + sum(run.n_rows * run.n_keys * of_keys for run in batch.runs)
 
     def _n_pooled(self, run: Run) -> int:
         """Elements of its keys and values in the pool."""

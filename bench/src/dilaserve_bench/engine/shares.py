@@ -159,7 +159,7 @@ def _round(
 
 
 def _seconds(products: BareProducts, batches: Sequence[Batch], clock: Clock) -> float:
-    products.run(batches[0])
+    products.warm_up(batches)
     start = clock()
     for batch in batches:
         products.run(batch)
